@@ -1,0 +1,175 @@
+/* Status and error, checked allocation, CPU features. */
+#include "kernels/base.h"
+
+#include <assert.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+const char *cop_status_text(cop_status status) {
+#define COP_STATUS_CASE(name, text)                                                                          \
+    case name: return text;
+    switch (status) { COP_STATUS_LIST(COP_STATUS_CASE) }
+    return "unknown status";
+}
+
+cop_status cop_fail_at(cop_error *err, cop_status status, const char *file, int line, const char *format, ...) {
+    assert(status != COP_OK);
+    if (!err) return status;
+    *err = (cop_error){.status = status, .file = file, .line = line};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(err->message, sizeof err->message, format, args);
+    va_end(args);
+    return status;
+}
+
+void cop_error_prefix(cop_error *err, const char *format, ...) {
+    if (!err) return;
+    char old[sizeof err->message];
+    memcpy(old, err->message, sizeof old);
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(err->message, sizeof err->message, format, args);
+    va_end(args);
+    if (n < 0 || (size_t)n >= sizeof err->message) return;
+    snprintf(err->message + n, sizeof err->message - (size_t)n, ": %s", old);
+}
+
+/* ---- The heap. */
+
+static atomic_long live_blocks;
+static atomic_long fail_countdown = -1; /* < 0: off */
+static atomic_bool fail_fired;
+
+static bool fails_now(void) {
+    if (atomic_load_explicit(&fail_countdown, memory_order_relaxed) < 0) return false;
+    if (atomic_fetch_sub(&fail_countdown, 1) != 0) return false;
+    atomic_store(&fail_fired, true);
+    return true;
+}
+
+static void *counted(void *p) {
+    if (p) atomic_fetch_add_explicit(&live_blocks, 1, memory_order_relaxed);
+    return p;
+}
+
+static bool product(size_t n, size_t size, size_t *bytes) {
+    return !__builtin_mul_overflow(n, size, bytes) && *bytes <= PTRDIFF_MAX;
+}
+
+void *mem_alloc(size_t n, size_t size) {
+    size_t bytes;
+    if (!product(n, size, &bytes) || fails_now()) return NULL;
+    return counted(malloc(bytes ? bytes : 1));
+}
+
+void *mem_zalloc(size_t n, size_t size) {
+    size_t bytes;
+    if (!product(n, size, &bytes) || fails_now()) return NULL;
+    return counted(calloc(bytes ? bytes : 1, 1));
+}
+
+void *mem_realloc(void *p, size_t n, size_t size) {
+    if (!p) return mem_alloc(n, size);
+    size_t bytes;
+    if (!product(n, size, &bytes) || fails_now()) return NULL;
+    return realloc(p, bytes ? bytes : 1);
+}
+
+void *mem_alloc_aligned(size_t n, size_t size) {
+    size_t bytes;
+    if (!product(n, size, &bytes) || bytes > PTRDIFF_MAX - 64 || fails_now()) return NULL;
+    return counted(aligned_alloc(64, bytes ? (bytes + 63) / 64 * 64 : 64));
+}
+
+char *mem_strdup(const char *s) {
+    size_t n = strlen(s) + 1;
+    char *copy = mem_alloc(n, 1);
+    if (copy) memcpy(copy, s, n);
+    return copy;
+}
+
+void mem_free(void *p) {
+    if (p) atomic_fetch_sub_explicit(&live_blocks, 1, memory_order_relaxed);
+    free(p);
+}
+
+bool mem_grow(void **p, size_t *cap, size_t want, size_t size) {
+    if (want <= *cap) return true;
+    size_t n = *cap + *cap / 2;
+    if (n < want) n = want;
+    if (n < 8) n = 8;
+    void *grown = mem_realloc(*p, n, size);
+    if (!grown) return false;
+    *p = grown;
+    *cap = n;
+    return true;
+}
+
+void mem_fail_after(long n) {
+    atomic_store(&fail_fired, false);
+    atomic_store(&fail_countdown, n);
+}
+
+bool mem_fail_stop(void) {
+    atomic_store(&fail_countdown, -1);
+    return atomic_load(&fail_fired);
+}
+
+long mem_live(void) { return atomic_load(&live_blocks); }
+
+/* ---- CPU. */
+
+static cpu_isa best_isa(void) {
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return CPU_AVX2;
+#endif
+    return CPU_SCALAR;
+}
+
+const char *cpu_isa_name(cpu_isa isa) { return isa == CPU_AVX2 ? "avx2" : "scalar"; }
+
+cop_status cpu_isa_pick(cpu_isa *isa, cop_error *err) {
+    *isa = best_isa();
+    const char *name = getenv("COPPICE_ISA");
+    if (!name || !*name) return COP_OK;
+    for (int i = CPU_SCALAR; i <= CPU_AVX2; i++) {
+        if (strcmp(name, cpu_isa_name((cpu_isa)i)) != 0) continue;
+        if (i > (int)*isa)
+            return cop_fail(err, COP_EINVAL, "cannot use COPPICE_ISA=%s: this machine has only %s", name, cpu_isa_name(*isa));
+        *isa = (cpu_isa)i;
+        return COP_OK;
+    }
+    return cop_fail(err, COP_EINVAL, "unknown COPPICE_ISA \"%s\": it is scalar or avx2", name);
+}
+
+/* The quota of a version 2 cgroup in whole cores, rounded up; 0: none. */
+static int cgroup_cores(void) {
+    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
+    if (!f) return 0;
+    long quota, period;
+    int n = fscanf(f, "%ld %ld", &quota, &period);
+    fclose(f);
+    return n == 2 && quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
+}
+
+int cpu_count(void) {
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    int quota = cgroup_cores();
+    if (quota > 0 && quota < n) n = quota;
+    return n < 1 ? 1 : n;
+}
+
+void cpu_flush_denormals(void) {
+#ifdef __x86_64__
+    _mm_setcsr(_mm_getcsr() | 0x8040); /* FTZ | DAZ */
+#endif
+}

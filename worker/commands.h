@@ -1,0 +1,9 @@
+/* The subcommands; each is a file of its own in worker/. */
+#ifndef COP_COMMANDS_H
+#define COP_COMMANDS_H
+
+#include "worker/options.h"
+
+extern const command command_calc;
+
+#endif
