@@ -196,7 +196,7 @@ bool request_read_u64(request_reader *r, const request_place *place, const msgpa
 
 bool request_read_u32(request_reader *r, const request_place *place, const msgpack_object *value,
                       const request_field *field, void *out) {
-    uint64_t number;
+    uint64_t number = 0;
     if (!request_read_u64(r, place, value, field, &number)) return false;
     if (number < (uint64_t)field->min || number > (uint64_t)field->max)
         return request_read_fail(r, place, WIRE_BAD_REQUEST, "cannot accept %llu: expected %.0f to %.0f",
@@ -218,7 +218,7 @@ static bool read_number(request_reader *r, const request_place *place, const msg
 
 bool request_read_real(request_reader *r, const request_place *place, const msgpack_object *value,
                        const request_field *field, void *out) {
-    double number;
+    double number = 0;
     if (!read_number(r, place, value, &number)) return false;
     if (!(number >= field->min && number <= field->max)) /* also NaN */
         return request_read_fail(r, place, WIRE_BAD_REQUEST, "cannot accept %g: expected %g to %g", number,
@@ -231,7 +231,7 @@ bool request_read_real(request_reader *r, const request_place *place, const msgp
 bool request_read_temperature(request_reader *r, const request_place *place, const msgpack_object *value,
                               const request_field *field, void *out) {
     (void)field;
-    double number;
+    double number = 0;
     if (!read_number(r, place, value, &number)) return false;
     if (number != 0 && !(number >= REQUEST_LEAST_TEMPERATURE && number <= REQUEST_MOST_TEMPERATURE))
         return request_read_fail(r, place, WIRE_BAD_REQUEST,
