@@ -223,8 +223,7 @@ bool request_read_real(request_reader *r, const request_place *place, const msgp
     if (!(number >= field->min && number <= field->max)) /* also NaN */
         return request_read_fail(r, place, WIRE_BAD_REQUEST, "cannot accept %g: expected %g to %g", number,
                                  field->min, field->max);
-    *(double *)out =
-        number == 0 ? 0.0 : number; /* -0.0 becomes 0.0: two requests that mean the same are the same */
+    *(double *)out = number;
     return true;
 }
 
@@ -237,7 +236,7 @@ bool request_read_temperature(request_reader *r, const request_place *place, con
         return request_read_fail(r, place, WIRE_BAD_REQUEST,
                                  "cannot accept %g: expected 0 (argmax), or %g to %g", number,
                                  REQUEST_LEAST_TEMPERATURE, REQUEST_MOST_TEMPERATURE);
-    *(double *)out = number == 0 ? 0.0 : number;
+    *(double *)out = number;
     return true;
 }
 

@@ -25,10 +25,11 @@ static void bounded_release(void *context, void *block) {
     free(block);
 }
 
+/* Touch every id, so that a sanitizer sees whether it is there. */
 static void check_ids(wire_ids ids) {
-    uint32_t sum = 0;
-    for (size_t i = 0; i < ids.n; i++) sum += ids.ids[i]; /* a sanitizer sees whether they are there */
-    require(ids.n == 0 || sum <= UINT32_MAX);
+    static volatile uint32_t sink;
+    for (size_t i = 0; i < ids.n; i++) sink = ids.ids[i];
+    (void)sink;
 }
 
 static void check_text(wire_text t) { require(t.bytes && t.bytes[t.n] == 0); }

@@ -8,7 +8,11 @@
 
 /* ---- A decoded request as the JSON of the vectors. */
 
-static json_t *text_json(wire_text t) { return t.bytes ? json_stringn(t.bytes, t.n) : json_null(); }
+static json_t *text_json(wire_text t) {
+    if (!t.bytes) return json_null();
+    assert_int_equal(t.bytes[t.n], 0);
+    return json_stringn(t.bytes, t.n);
+}
 
 static json_t *u64_json(bool given, uint64_t value) {
     char digits[24];
@@ -329,6 +333,65 @@ static void rollouts_are_equal_when_all_their_fields_are(void **state) {
     each_row("tests/vectors/requests.jsonl", check_different_from_plain);
 }
 
+static void every_field_counts(void **state) {
+    (void)state;
+    request *plain = decode_hex(plain_hex);
+    const request_rollout q = plain->rollout;
+    request_rollout other[17];
+    const size_t n = sizeof other / sizeof *other;
+    for (size_t i = 0; i < n; i++) other[i] = q;
+    assert_true(request_rollout_equal(&q, &other[0]));
+    size_t i = 0;
+    other[i++].n = 2;
+    other[i++].has_seed = true;
+    other[i++].seed = 1;
+    other[i++].max_tokens = 255;
+    other[i++].min_tokens = 1;
+    other[i++].temperature = 0.5;
+    other[i++].top_k = 1;
+    other[i++].top_p = 0.5;
+    other[i++].min_p = 0.5;
+    other[i++].has_stop_tokens = true;
+    other[i++].stop_tokens = (wire_ids){&(uint32_t){1}, 1};
+    other[i++].has_tools = true;
+    other[i++].deliver = REQUEST_DELIVER_PROMPT;
+    other[i++].logprobs = false;
+    other[i++].model_logprobs = true;
+    other[i++].kept = true;
+    other[i++].text = true;
+    assert_int_equal(i, n);
+    for (i = 0; i < n; i++) {
+        if (request_rollout_equal(&q, &other[i]) || request_rollout_equal(&other[i], &q))
+            fail_msg("change %zu is not seen", i);
+    }
+    request_free(plain);
+}
+
+static void every_field_of_a_prompt_counts(void **state) {
+    (void)state;
+    request *plain = decode_hex(plain_hex);
+    const request_prompt p = plain->rollout.prompts[0];
+    request_prompt other[8];
+    const size_t n = sizeof other / sizeof *other;
+    for (size_t i = 0; i < n; i++) other[i] = p;
+    size_t i = 0;
+    other[i++].id = (wire_text){"", 0};
+    other[i++].has_seed = true;
+    other[i++].seed = 1;
+    other[i++].has_sample = true;
+    other[i++].sample = 1;
+    other[i++].has_prefix = true;
+    other[i++].prefix = (wire_ids){&(uint32_t){1}, 1};
+    other[i++].input.tokens = (wire_ids){&(uint32_t){6}, 1};
+    assert_int_equal(i, n);
+    for (i = 0; i < n; i++) {
+        request_rollout q = plain->rollout;
+        q.prompts = &other[i];
+        if (request_rollout_equal(&q, &plain->rollout)) fail_msg("change %zu is not seen", i);
+    }
+    request_free(plain);
+}
+
 static void how_ids_are_encoded_does_not_matter(void **state) {
     (void)state;
     request *a = decode_hex(plain_hex);
@@ -347,6 +410,8 @@ int main(void) {
         cmocka_unit_test(damaged_requests_never_crash),
         cmocka_unit_test(decoding_survives_every_allocation_failure),
         cmocka_unit_test(rollouts_are_equal_when_all_their_fields_are),
+        cmocka_unit_test(every_field_counts),
+        cmocka_unit_test(every_field_of_a_prompt_counts),
         cmocka_unit_test(how_ids_are_encoded_does_not_matter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,7 @@
 """The Python package against the shared vectors (tests/vectors)."""
 import json
 import pathlib
+import re
 
 import msgpack
 import numpy as np
@@ -110,3 +111,27 @@ def test_replies_read_as_the_vectors_say(row):
             got = ids_of(reply[key]) if key == "tokens" else reply[key].hex() if key == "bytes" else reply[key]
             assert got == (int(value) if key == "seed" else value), key
         assert set(reply) == set(wanted or {})
+
+
+def readme_examples():
+    """The hex of each indented example in proto/README.md, its lines joined where one starts further right."""
+    text = (VECTORS.parent.parent / "proto" / "README.md").read_text(encoding="utf-8")
+    examples = []
+    for block in re.findall(r"^```\n(.*?)^```", text, re.M | re.S):
+        for line in block.splitlines():
+            digits = re.match(r" *((?:[0-9A-F]{2})+ )+ *", line + " ").group().replace(" ", "")
+            if line.startswith(" "):
+                examples[-1] += digits
+            else:
+                examples.append(digits)
+    return [e.lower() for e in examples]
+
+
+def test_the_examples_of_the_specification_are_vectors():
+    known = [p.values[0]["hex"] for p in REQUESTS + rows("replies.jsonl")]
+    examples = readme_examples()
+    assert len(examples) == 7
+    for example in examples:
+        whole = example[:2] in ("82", "83")
+        assert example in known if whole else example[:8] == wire._MAGIC.hex() or ids_of(wire.msgpack.unpackb(
+            bytes.fromhex(example))) == [5, 2**32 - 1], example

@@ -209,6 +209,8 @@ bad("the id twice", b"\x83\xa2id\xa1r\xa4type\xa4ping\xa2id\xa1s", "bad_request"
 bad("a key that is no str", b"\x83\x01\x02\xa4type\xa4ping\xa2id\xa1r", "bad_request", "", "keys must be str")
 bad("a key that is bin", b"\x83\xc4\x01n\x02\xa4type\xa4ping\xa2id\xa1r", "bad_request", "", "keys must be str")
 bad("a fixext", b"\x83\xa1n\xd4\x01\x02\xa4type\xa4ping\xa2id\xa1r", "bad_request", "n", "ext types")
+bad("an ext after other elements", b"\x83\xa1n\x95\x01\x90\x80\xa1x\xd4\x01\x02\xa4type\xa4ping\xa2id\xa1r",
+    "bad_request", "n[4]", "ext types")
 bad("a timestamp", b"\x83\xa1n\xd6\xff\x00\x00\x00\x01\xa4type\xa4ping\xa2id\xa1r", "bad_request", "n", "ext types")
 bad("a str that is no UTF-8", b"\x83\xa4text\xa2\xc3\x28\xa4type\xa8tokenize\xa2id\xa1r", "bad_request", "text", "UTF-8")
 bad("a str with a surrogate", b"\x83\xa4text\xa3\xed\xa0\x80\xa4type\xa8tokenize\xa2id\xa1r", "bad_request", "text", "UTF-8")
