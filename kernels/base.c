@@ -19,7 +19,8 @@ const char *cop_status_text(cop_status status) {
     return "unknown status";
 }
 
-cop_status cop_fail_at(cop_error *err, cop_status status, const char *file, int line, const char *format, ...) {
+cop_status cop_fail_at(cop_error *err, cop_status status, const char *file, int line, const char *format,
+                       ...) {
     assert(status != COP_OK);
     if (!err) return status;
     *err = (cop_error){.status = status, .file = file, .line = line};
@@ -143,7 +144,8 @@ cop_status cpu_isa_pick(cpu_isa *isa, cop_error *err) {
     for (int i = CPU_SCALAR; i <= CPU_AVX2; i++) {
         if (strcmp(name, cpu_isa_name((cpu_isa)i)) != 0) continue;
         if (i > (int)*isa)
-            return cop_fail(err, COP_EINVAL, "cannot use COPPICE_ISA=%s: this machine has only %s", name, cpu_isa_name(*isa));
+            return cop_fail(err, COP_EINVAL, "cannot use COPPICE_ISA=%s: this machine has only %s", name,
+                            cpu_isa_name(*isa));
         *isa = (cpu_isa)i;
         return COP_OK;
     }
