@@ -337,6 +337,9 @@ static bool is_harmless_string(const source *s) {
 
 cop_status calculator_eval(const char *expr, size_t n, char **result, cop_error *err) {
     *result = NULL;
+    fenv_t caller; /* the engine's thread flushes denormals; Python does not */
+    fegetenv(&caller);
+    fesetenv(FE_DFL_ENV);
     source s = {0};
     s.text = n < SIZE_MAX ? mem_alloc(n + 1, 1) : NULL;
     s.scratch = n < SIZE_MAX - 32 ? mem_alloc(n + 32, 1) : NULL;
@@ -353,6 +356,7 @@ cop_status calculator_eval(const char *expr, size_t n, char **result, cop_error 
     else if (is_harmless_string(&s))
         status = eval_strings(&s, result, err);
 out:
+    fesetenv(&caller);
     mem_free(s.text);
     mem_free(s.scratch);
     return status;
