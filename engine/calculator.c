@@ -10,6 +10,7 @@
 #include "engine/calculator.h"
 
 #include <ctype.h>
+#include <fenv.h>
 #include <stdio.h>
 #include <string.h>
 

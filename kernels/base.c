@@ -33,14 +33,19 @@ cop_status cop_fail_at(cop_error *err, cop_status status, const char *file, int 
 
 void cop_error_prefix(cop_error *err, const char *format, ...) {
     if (!err) return;
-    char old[sizeof err->message];
-    memcpy(old, err->message, sizeof old);
+    char text[sizeof err->message];
     va_list args;
     va_start(args, format);
-    int n = vsnprintf(err->message, sizeof err->message, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    if (n < 0 || (size_t)n >= sizeof err->message) return;
-    snprintf(err->message + n, sizeof err->message - (size_t)n, ": %s", old);
+    size_t n = strlen(text), room = sizeof err->message - 1;
+    if (n + 2 > room) return; /* no room for both: keep the message, which says what failed */
+    size_t kept = strlen(err->message);
+    if (n + 2 + kept > room) kept = room - n - 2;
+    memmove(err->message + n + 2, err->message, kept);
+    err->message[n + 2 + kept] = '\0';
+    memcpy(err->message, text, n);
+    memcpy(err->message + n, ": ", 2);
 }
 
 /* ---- The heap. */

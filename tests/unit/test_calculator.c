@@ -158,6 +158,16 @@ static void numbers_may_leave_the_range_of_doubles(void **state) {
     expect(&(expectation){expr, "0.0"}, 1);
 }
 
+static void a_thread_that_flushes_denormals_gets_the_same_answer(void **state) {
+    (void)state;
+    cpu_flush_denormals();
+    char expr[400]; /* 1 / 10^200 / 10^110 */
+    snprintf(expr, sizeof expr, "1/1%0200d/1%0110d", 0, 0);
+    char *result = answer_n(expr, strlen(expr));
+    assert_string_equal(result, "1e-310");
+    mem_free(result);
+}
+
 static void tuples_and_ellipsis_come_through_the_filter(void **state) {
     (void)state;
     EXPECT({"()", "()"}, {"(())", "()"}, {" ( ) ", "()"}, {"()*3", "()"}, {"3*()", "()"}, {"()*-1", "()"},
@@ -361,6 +371,7 @@ int main(void) {
         cmocka_unit_test(strings_count),
         cmocka_unit_test(other_strings_give_no_output),
         cmocka_unit_test(the_locale_does_not_matter),
+        cmocka_unit_test(a_thread_that_flushes_denormals_gets_the_same_answer),
         cmocka_unit_test(parentheses_nest_two_hundred_deep),
         cmocka_unit_test(integers_are_read_and_printed_up_to_4300_digits),
         cmocka_unit_test(larger_integers_live_in_between),
