@@ -18,6 +18,7 @@
 #include "kernels/base.h"
 
 #define KV_PAGE_TOKENS 64  /* positions in a page; also the chunk of attention */
+#define K_MAX_HEAD_DIM 256 /* of a head; checked when a model is opened */
 #define K_SPLIT_TOKENS 256 /* positions in a split of attention */
 
 typedef enum precision { PRECISION_BF16, PRECISION_F32 } precision;
