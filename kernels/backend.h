@@ -20,6 +20,7 @@
 #define KV_PAGE_TOKENS 64  /* positions in a page; also the chunk of attention */
 #define K_MAX_HEAD_DIM 256 /* of a head; checked when a model is opened */
 #define K_SPLIT_TOKENS 256 /* positions in a split of attention */
+#define K_MAX_HEAD_DIM 512 /* engine_open checks it; head_dim is even */
 
 typedef enum precision { PRECISION_BF16, PRECISION_F32 } precision;
 
@@ -157,11 +158,15 @@ typedef struct k_draw {
 } k_draw;
 
 typedef struct k_drawn {
-    int32_t token;       /* -1: the logits hold a NaN */
-    float logprob;       /* of the distribution drawn from */
-    float model_logprob; /* log-softmax of the logits at temperature 1 over the whole vocabulary */
-    int n_kept;          /* written to kept, best first; 0 if not wanted */
+    int32_t token;         /* -1: the logits hold a NaN or an infinity that leaves no distribution */
+    float logprob;         /* of the distribution drawn from */
+    float model_logprob;   /* log-softmax of the logits at temperature 1 over the whole vocabulary */
+    int n_kept;            /* written to kept, best first; 0 if not wanted */
 } k_drawn;
+
+/* Allocate now what sampling from `vocab` logits needs, so that no step does.  Without it the first k_sample or k_score
+ * allocates, and a failure is told by k_sync. */
+cop_status k_reserve(k_ctx *k, int vocab, cop_error *err);
 
 /* Draw n tokens from logits [.., stride], the first `vocab` columns of each row.  out: host memory; waits. */
 void k_sample(k_ctx *k, k_drawn *out, const k_draw *draws, int n, const float *logits, int vocab, int stride);

@@ -6,9 +6,9 @@
  *   fn(arg, 0, n)                         fn(arg, i, n)
  *   waits for pending 0 <---------------  pending--, the last one signals `done` if the caller sleeps
  *
- * Nobody misses a wake-up: who goes to sleep announces it (`sleeping`, `caller_sleeps`) and then looks once more, who
- * changes the state looks for sleepers after the change; both are sequentially consistent, so one of them sees the other.
- * The mutex guards nothing but the two conditions. */
+ * Nobody misses a wake-up: who goes to sleep announces it (`sleeping`, `caller_sleeps`) and then looks once
+ * more, who changes the state looks for sleepers after the change; both are sequentially consistent, so one
+ * of them sees the other. The mutex guards nothing but the two conditions. */
 #include "kernels/threads.h"
 
 #include <assert.h>

@@ -100,13 +100,11 @@ typedef struct cpu_ops {
 extern const cpu_ops cpu_ops_scalar;
 const cpu_ops *cpu_ops_avx2(void); /* NULL where it was not built */
 
-/* What one thread needs; grown when an op meets a larger model, so in the first step only. */
+/* What one thread needs to truncate a distribution. */
 typedef struct cpu_scratch {
-    float *row;      /* [n_row] one row of the stream */
-    float *masked;   /* [n_vocab] the logits, -inf where dropped */
-    uint64_t *order; /* [n_vocab] candidates, best first */
-    size_t n_row, n_vocab;
-    bool bad; /* a row of logits had a NaN */
+    float *masked;           /* [vocab] the logits, -inf where dropped */
+    uint64_t *order, *spare; /* [vocab] candidates as rank << 32 | id */
+    bool failed;             /* k_score met a NaN in this thread's part */
 } cpu_scratch;
 
 struct k_ctx {
@@ -115,19 +113,14 @@ struct k_ctx {
     const cpu_ops *ops;
     threads *threads;
     cpu_scratch *scratch; /* [threads] */
-    cop_error failure;    /* the first since k_sync */
+    int scratch_vocab;
+    cop_error failure; /* the first since k_sync */
 };
 
 /* Run part(job, first, end) over [0, n_items) cut among the threads, or on this one alone where `work` (rough
  * count of arithmetic operations) is too small to be worth waking them. */
 typedef void cpu_part(const void *job, int first, int end, int thread);
 void cpu_spread(k_ctx *k, cpu_part *part, const void *job, int n_items, double work);
-
-/* Room in every thread's scratch for a row of dim, or for a vocabulary.  False if there is no memory: the
- * failure is kept for k_sync(). */
-bool cpu_scratch_row(k_ctx *k, int dim);
-bool cpu_scratch_vocab(k_ctx *k, int vocab);
-void cpu_scratch_free(cpu_scratch *s);
 
 /* The chain of rule 1 for output n, chunk `chunk`; x points to the chunk's inputs. */
 float cpu_chain(const k_matrix *w, int n, int chunk, const float *x);
