@@ -1,4 +1,0 @@
-/* The table of the AVX2 + FMA bodies. */
-#include "kernels/cpu/cpu.h"
-
-const cpu_ops *cpu_ops_avx2(void) { return NULL; }
