@@ -37,7 +37,8 @@ int tokenizer_vocab(const tokenizer *t); /* ordinary and special ids together */
 int32_t tokenizer_special(const tokenizer *t, token_special which); /* -1 if the tokenizer lacks it */
 
 /* Append the ids of `n` bytes of text; special tokens' text is ordinary text.  Invalid UTF-8 is replaced by U+FFFD, one
- * per maximal invalid subpart.  Time is n log n even for one unbroken run.  Errors: COP_ENOMEM. */
+ * per maximal invalid subpart.  Time is n log n even for one unbroken run.  Errors: COP_ENOMEM; the list is then
+ * unchanged. */
 cop_status tokenizer_encode(const tokenizer *t, const char *text, size_t n, token_list *out, cop_error *err);
 
 /* The bytes of one id (special tokens: their text).  Asserts 0 <= id < vocab. */
@@ -70,7 +71,8 @@ typedef struct chat_message {
 
 /* Append the ids of a whole conversation (render_conversation) and its mask (1: the assistant's own tokens), cut to
  * `cut` ids (0: not).  mask may be NULL; else it is a token_list of zeros and ones of the same length.
- * Errors: COP_EINVAL with key "messages[i]..." for roles out of order, a user without string content, ...; COP_ENOMEM. */
+ * Errors: COP_EINVAL with key "messages[i]..." for roles out of order, a user without string content, ...;
+ * COP_EUNSUPPORTED if the tokenizer lacks a special token that is needed; COP_ENOMEM.  The lists are then unchanged. */
 cop_status chat_render(const tokenizer *t, const chat_message *messages, size_t n, size_t cut, token_list *ids,
                        token_list *mask, cop_error *err);
 

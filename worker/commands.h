@@ -5,5 +5,7 @@
 #include "worker/options.h"
 
 extern const command command_calc;
+extern const command command_tokenize;
+extern const command command_detokenize;
 
 #endif

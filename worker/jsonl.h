@@ -1,5 +1,5 @@
-/* JSON Lines in, JSON Lines out: one output line per input line.  A bad line gives {"line": n, "error": "..."} (n counts
- * from 1) and exit status 1 at the end; the run goes on. */
+/* JSON Lines in, JSON Lines out: one output line per input line.  A bad line gives {"line": n, "error":
+ * "..."} (n counts from 1) and exit status 1 at the end; the run goes on. */
 #ifndef COP_JSONL_H
 #define COP_JSONL_H
 
@@ -8,20 +8,24 @@
 
 #include "kernels/base.h"
 
-/* One line's work: from the parsed object make the output object (a new reference in *out).  On failure *out is NULL and
- * err is filled; err->key is part of the message that is printed. */
+/* Bytes of the longest line that is read; a longer one is a bad line. */
+#define JSONL_MAX_LINE (64 << 20)
+
+/* One line's work: from the parsed object make the output object (a new reference in *out).  On failure *out
+ * is NULL and err is filled; err->key is part of the message that is printed. */
 typedef cop_status (*jsonl_fn)(void *context, json_t *line, json_t **out, cop_error *err);
 
-/* Run fn over every line of `in` that is not blank, writing to `out`, flushed line by line if `out` is a terminal or a
- * pipe.  A line must be a JSON object with unique keys.  Returns the exit status: 0, or 1 if any line failed or out
- * could not be written. */
+/* Run fn over every line of `in` that is not blank, writing to `out`, flushed line by line if `out` is a
+ * terminal or a pipe.  A line must be a JSON object with unique keys.  Returns the exit status: 0, or 1 if
+ * any line failed or out could not be written. */
 int jsonl_run(FILE *in, FILE *out, jsonl_fn fn, void *context);
 
-/* Print one object as a line: floats with 9 digits, no spaces lost, UTF-8 as it is.  False if it could not be written. */
+/* Print one object as a line: floats with 9 digits, no spaces lost, UTF-8 as it is.  False if it could not be
+ * written. */
 bool jsonl_print(FILE *out, json_t *object);
 
-/* A u64 as JSON: a number up to 2^53, else a decimal string; and back (either form).  json_u64_get is false for anything
- * that is not a whole number within u64. */
+/* A u64 as JSON: a number up to 2^53, else a decimal string; and back (either form).  json_u64_get is false
+ * for anything that is not a whole number within u64. */
 json_t *json_u64(uint64_t value);
 bool json_u64_get(const json_t *value, uint64_t *out);
 

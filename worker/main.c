@@ -7,6 +7,8 @@
 /* In the order in which `coppice --help` shows them. */
 static const command *const commands[] = {
     &command_calc,
+    &command_tokenize,
+    &command_detokenize,
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 

@@ -1,7 +1,8 @@
 /* Command lines: a table of options per command, parsed and explained by one function.
  *
- * `--name VALUE`, `--name=VALUE`, and short forms where given.  A wrong option gets one line on stderr that names it and
- * the nearest right one, and exit status 2.  `--help` prints usage, options and the example on stdout. */
+ * `--name VALUE`, `--name=VALUE`, and short forms where given.  A wrong option gets one line on stderr that
+ * names it and the nearest right one, and exit status 2.  `--help` prints usage, options and the example on
+ * stdout. */
 #ifndef COP_OPTIONS_H
 #define COP_OPTIONS_H
 
@@ -20,8 +21,9 @@ typedef struct option_spec {
     const char *name; /* without dashes */
     char letter;      /* 0: no short form */
     option_kind kind;
-    void *value;     /* the default stands here */
-    const char *arg; /* what the value is called in help: "N", "PATH" */
+    void *value; /* the default stands here */
+    const char
+        *arg; /* what the value is called in help: "N", "PATH"; "a|b" for a STRING that is one of these */
     const char *help;
     double min, max; /* INT and REAL; both 0: any */
     bool *given;     /* NULL, or set to true when the option was on the command line */
@@ -36,12 +38,11 @@ typedef struct command {
     int (*run)(int argc, char **argv); /* argv[0] is the command's name; returns the exit status */
 } command;
 
-/* Parse.  Returns -1 to go on, or an exit status (0 after --help, 2 after an error, already told).  On -1 the positional
- * arguments are argv[1 .. *n_args], in order.
- *   options      n_options rows; several tables may be joined by the caller
- *   max_args     how many positional arguments are allowed */
-int options_parse(const command *c, const option_spec *options, int n_options, int argc, char **argv, int max_args,
-                  int *n_args);
+/* Parse.  Returns -1 to go on, or an exit status (0 after --help, 2 after an error, already told).  On -1 the
+ * positional arguments are argv[1 .. *n_args], in order. options      n_options rows; several tables may be
+ * joined by the caller max_args     how many positional arguments are allowed */
+int options_parse(const command *c, const option_spec *options, int n_options, int argc, char **argv,
+                  int max_args, int *n_args);
 
 /* What every command that opens a model takes. */
 typedef struct model_options {
@@ -59,7 +60,8 @@ typedef struct model_options {
 model_options model_options_defaults(void);
 
 /* Rows for a table.  Write at most MODEL_OPTION_ROWS of them to `rows`; returns how many.
- * computes: also --precision --threads --context --kv-memory, which commands that only read a checkpoint lack. */
+ * computes: also --precision --threads --context --kv-memory, which commands that only read a checkpoint
+ * lack. */
 #define MODEL_OPTION_ROWS 16
 int model_option_rows(model_options *m, bool computes, option_spec *rows);
 

@@ -1,0 +1,161 @@
+/* The engine: a model, its page pool and all rows.  Rollouts and scores go in, events come out while engine_step() runs.
+ *
+ * A step is one forward pass over a ragged batch: every running row's next token or forced span, and chunks of prompts,
+ * up to `step_tokens`.  A prompt is computed once; its samples fork its pages.  A sample is a pure function of weights,
+ * prompt tokens and id, sampling, seed and sample index (PROTOCOL.md "Determinism").
+ *
+ * One thread uses an engine; events are called from engine_step(), engine_cancel() and engine_submit() on that thread and
+ * must not call back into the engine. */
+#ifndef COP_ENGINE_H
+#define COP_ENGINE_H
+
+#include "engine/checkpoint.h"
+#include "engine/tokenizer.h"
+#include "kernels/backend.h"
+
+typedef struct engine_options {
+    precision profile;
+    int n_threads;     /* 0: cpu_count() */
+    size_t kv_memory;  /* bytes for pages; 0: a quarter of the free memory */
+    int context;       /* 0: the model's; else at most that */
+    int max_rows;      /* rows at once */
+    int step_tokens;   /* prompt and forced tokens in a step */
+    int span_tokens;   /* most tokens of one sequence in a step; 0: step_tokens */
+} engine_options;
+engine_options engine_defaults(void);
+
+/* ---- A rollout. */
+typedef enum sample_finish { FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED } sample_finish;
+
+typedef struct rollout_sampling {
+    int max_tokens, min_tokens;
+    double temperature;
+    int top_k;
+    double top_p, min_p;
+    const int32_t *stop_tokens; /* valid if has_stop_tokens; else the model's (assistant_end, bos) */
+    int n_stop_tokens;
+    bool has_stop_tokens;
+    bool calculator; /* run the calculator where the model calls it */
+    bool logprobs, model_logprobs, kept;
+} rollout_sampling;
+rollout_sampling rollout_sampling_defaults(void);
+
+typedef struct rollout_prompt {
+    const int32_t *tokens; /* [n_tokens], at least one */
+    size_t n_tokens;
+    const char *id; /* [n_id] bytes, part of the identity; NULL: none */
+    size_t n_id;
+    uint64_t seed;
+    bool has_sample; /* generate just sample index `sample`; the rollout's n is 1 */
+    uint32_t sample;
+    const int32_t *prefix; /* [n_prefix] the start of that sample's completion; may be empty */
+    size_t n_prefix;
+} rollout_prompt;
+
+typedef struct tool_call {
+    int32_t at; /* index in tokens of the token that closed the call */
+    bool ok;    /* the tool gave an answer */
+} tool_call;
+
+/* One finished sample.  Pointers are valid during the event only. */
+typedef struct sample_result {
+    uint32_t prompt, sample; /* index of the prompt in the rollout, of the sample in the prompt */
+    uint64_t seed;
+    int n_tokens; /* new ones: a prefix is not repeated */
+    const int32_t *tokens;
+    const uint8_t *mask; /* 1 sampled, 0 forced */
+    const float *logprobs, *model_logprobs; /* NULL if not asked for; 1.0 at forced tokens */
+    const int32_t *kept_ids;                /* NULL if not asked for */
+    const uint32_t *kept_offsets;           /* [n_tokens + 1] */
+    const tool_call *tool_calls;
+    int n_tool_calls;
+    sample_finish finish;
+    int32_t stop; /* the stop token that was hit, or -1 */
+} sample_result;
+
+typedef struct rollout_totals {
+    uint64_t samples, prompt_tokens, cached_tokens, sampled_tokens, forced_tokens;
+    double seconds; /* since engine_submit */
+} rollout_totals;
+
+/* What a rollout tells.  sample() once for each sample, then done(); or failed(), after which nothing follows. */
+typedef struct rollout_events {
+    void *context;
+    void (*sample)(void *context, const sample_result *s);
+    void (*done)(void *context, const rollout_totals *t);
+    void (*failed)(void *context, const cop_error *e);
+} rollout_events;
+
+typedef struct rollout_spec {
+    const rollout_prompt *prompts;
+    size_t n_prompts;
+    uint32_t n; /* samples per prompt */
+    rollout_sampling sampling;
+    rollout_events events;
+} rollout_spec;
+
+/* ---- A score. */
+typedef struct score_result { /* pointers valid during the event only */
+    size_t n;
+    const float *logprobs;      /* [n], entry 0 is 1.0 */
+    int top;                    /* 0: the rest is NULL */
+    const int32_t *top_ids;     /* [n, top]; row 0 is -1 */
+    const float *top_logprobs;  /* [n, top]; row 0 is 1.0 */
+    const int32_t *next_ids;    /* [top] */
+    const float *next_logprobs; /* [top] */
+} score_result;
+typedef struct score_spec {
+    const int32_t *const *sequences; /* [n_sequences] */
+    const size_t *lengths;           /* each at least 1 */
+    size_t n_sequences;
+    int top;
+    double temperature;
+    void *context;
+    void (*scored)(void *context, size_t sequence, const score_result *s); /* in any order */
+    void (*done)(void *context);
+    void (*failed)(void *context, const cop_error *e);
+} score_spec;
+
+/* ---- The engine. */
+typedef struct engine engine;
+typedef struct engine_job engine_job; /* a rollout or a score in flight */
+
+/* Load the weights of `c` and make the pool.  `t` may be NULL (then no tools); both are borrowed: `t` until
+ * engine_close(), `c` only for the call.
+ * Errors: COP_EIO (the file changed), COP_ENOMEM, COP_EINVAL (context, threads), COP_EFORMAT (non-finite weights); *out is
+ * then NULL. */
+cop_status engine_open(engine **out, checkpoint *c, const tokenizer *t, const engine_options *o, cop_error *err);
+void engine_close(engine *e); /* jobs in flight end without events */
+
+/* Take a rollout or a score; everything in the spec is copied.  *job (may be NULL) stays valid until done() or failed().
+ * A spec is judged whole before anything starts; err->key is a path such as "prompts[3].tokens".
+ * Errors: COP_EINVAL (ids outside the vocabulary, a prefix that its own tool calls contradict, no tool tokens...),
+ * COP_ETOOLONG, COP_ETOOLARGE, COP_ENOMEM; then no event is called. */
+cop_status engine_submit(engine *e, const rollout_spec *spec, engine_job **job, cop_error *err);
+cop_status engine_submit_score(engine *e, const score_spec *spec, engine_job **job, cop_error *err);
+
+/* End a job: a rollout's unfinished samples come as FINISH_CANCELLED with what they have, then done(); a score's done(). */
+void engine_cancel(engine *e, engine_job *job);
+
+/* End a job without any event: nobody is interested any more. */
+void engine_abandon(engine *e, engine_job *job);
+
+/* Run one step, if there is work.  False: there was nothing to do.  A failure of the backend fails the jobs concerned. */
+bool engine_step(engine *e);
+
+/* Facts.  Any thread may read what never changes: these. */
+const arch *engine_arch(const engine *e);
+const char *engine_digest(const engine *e);   /* of the weights: 32 hex digits (PROTOCOL.md "Weights") */
+const char *engine_numerics(const engine *e); /* "cop1-bf16", "cop1-f32" */
+const char *engine_isa(const engine *e);
+int engine_context(const engine *e);
+bool engine_has_calculator(const engine *e); /* the model has the tool tokens and there is a tokenizer */
+
+typedef struct engine_status {
+    uint64_t rows, queued; /* running; samples and sequences waiting */
+    uint64_t pages_total, pages_used, pages_free, pages_shared;
+    uint64_t requests, samples, prompt_tokens, prefilled_tokens, sampled_tokens, forced_tokens, steps;
+} engine_status;
+void engine_read_status(const engine *e, engine_status *s); /* engine thread only */
+
+#endif

@@ -1,0 +1,166 @@
+/* The row state machine. */
+#include "engine/row.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "engine/calculator.h"
+
+/* What a log-probability is where nothing was drawn: no log-probability can be 1, and it stays finite. */
+static const float NOT_DRAWN = 1.0f;
+
+cop_status row_init(row *r, const row_rules *rules, const int32_t *prompt, int n_prompt, int limit, cop_error *err) {
+    assert(limit >= 0);
+    *r = (row){.rules = rules, .limit = limit, .stop = -1, .state = limit == 0 ? ROW_FULL : ROW_RUNNING};
+    cop_status status = sequence_init(&r->seq, prompt, n_prompt, limit, err);
+    if (status != COP_OK) return status;
+    size_t n = (size_t)limit;
+    bool ok = (r->mask = mem_alloc(n, sizeof *r->mask)) != NULL;
+    if (rules->logprobs) ok = (r->logprobs = mem_alloc(n, sizeof *r->logprobs)) && ok;
+    if (rules->model_logprobs) ok = (r->model_logprobs = mem_alloc(n, sizeof *r->model_logprobs)) && ok;
+    if (rules->kept) {
+        ok = (r->kept_ids = mem_alloc(n, (size_t)rules->kept * sizeof *r->kept_ids)) && ok;
+        ok = (r->kept_offsets = mem_zalloc(n + 1, sizeof *r->kept_offsets)) && ok;
+    }
+    if (ok) return COP_OK;
+    row_free(r, NULL);
+    return cop_fail(err, COP_ENOMEM, "could not allocate a sample of %d tokens", limit);
+}
+
+void row_free(row *r, kv_pool *pool) {
+    if (pool || r->seq.pages) {
+        kv_pool none = {0}; /* a row that never ran holds no pages */
+        sequence_free(&r->seq, pool ? pool : &none);
+    }
+    mem_free(r->mask);
+    mem_free(r->logprobs);
+    mem_free(r->model_logprobs);
+    mem_free(r->kept_ids);
+    mem_free(r->kept_offsets);
+    mem_free(r->calls);
+    token_list_free(&r->expr);
+    token_list_free(&r->forced);
+    *r = (row){0};
+}
+
+static bool is_stop(const row_rules *rules, int32_t token) {
+    for (int i = 0; i < rules->n_stop_tokens; i++) {
+        if (rules->stop_tokens[i] == token) return true;
+    }
+    return false;
+}
+
+/* Run the calculator on the expression and queue its answer as [output_start] answer [output_end]. */
+static cop_status call_calculator(row *r, cop_error *err) {
+    const row_rules *rules = r->rules;
+    char *text, *answer;
+    size_t n;
+    cop_status status = tokenizer_decode(rules->tokenizer, r->expr.ids, r->expr.n, &text, &n, err);
+    if (status != COP_OK) return status;
+    status = calculator_eval(text, n, &answer, err);
+    mem_free(text);
+    if (status != COP_OK) return status;
+    int at = row_index(r) - 1 - r->n_prefix; /* the token that closed the call; < 0: it is in the prefix */
+    if (at >= 0) {
+        if (!mem_grow((void **)&r->calls, &r->cap_calls, r->n_calls + 1, sizeof *r->calls)) {
+            mem_free(answer);
+            return cop_fail(err, COP_ENOMEM, "could not record a tool call");
+        }
+        r->calls[r->n_calls++] = (tool_call){.at = at, .ok = answer != NULL};
+    }
+    if (!answer) return COP_OK;
+    r->forced.n = r->forced_at = 0;
+    status = token_list_push(&r->forced, rules->output_start, err);
+    if (status == COP_OK) status = tokenizer_encode(rules->tokenizer, answer, strlen(answer), &r->forced, err);
+    if (status == COP_OK) status = token_list_push(&r->forced, rules->output_end, err);
+    mem_free(answer);
+    return status;
+}
+
+/* What a token that was just appended means for a model that calls the calculator. */
+static cop_status follow_tools(row *r, int32_t token, cop_error *err) {
+    const row_rules *rules = r->rules;
+    if (token == rules->python_start) {
+        r->in_python = true;
+        r->expr.n = 0;
+        return COP_OK;
+    }
+    if (!r->in_python) return COP_OK;
+    if (token != rules->python_end) return token_list_push(&r->expr, token, err);
+    r->in_python = false;
+    /* A call that the limit cuts off is not run: nothing of its answer could follow. */
+    return r->expr.n > 0 && r->state == ROW_RUNNING ? call_calculator(r, err) : COP_OK;
+}
+
+static cop_status append(row *r, int32_t token, bool drawn, float logprob, float model_logprob, cop_error *err) {
+    assert(r->state == ROW_RUNNING);
+    int i = row_index(r);
+    sequence_push(&r->seq, token);
+    r->mask[i] = drawn;
+    if (r->logprobs) r->logprobs[i] = logprob;
+    if (r->model_logprobs) r->model_logprobs[i] = model_logprob;
+    if (r->kept_offsets) r->kept_offsets[i + 1] = r->n_kept;
+    if (is_stop(r->rules, token)) {
+        r->state = ROW_STOPPED;
+        r->stop = token;
+        return COP_OK;
+    }
+    if (i + 1 == r->limit) r->state = ROW_FULL;
+    return r->rules->calculator ? follow_tools(r, token, err) : COP_OK;
+}
+
+static cop_status append_forced(row *r, cop_error *err) {
+    while (r->state == ROW_RUNNING && r->forced_at < r->forced.n) {
+        cop_status status = append(r, r->forced.ids[r->forced_at++], false, NOT_DRAWN, NOT_DRAWN, err);
+        if (status != COP_OK) return status;
+        r->n_forced++;
+    }
+    return COP_OK;
+}
+
+cop_status row_replay(row *r, const int32_t *prefix, size_t n_prefix, cop_error *err) {
+    assert(row_index(r) == 0);
+    if (n_prefix > (size_t)r->limit)
+        return cop_fail(err, COP_EINVAL, "a prefix of %zu tokens is longer than the %d that the sample may have", n_prefix,
+                        r->limit);
+    r->n_prefix = (int)n_prefix;
+    for (size_t i = 0; i < n_prefix; i++) {
+        if (r->forced_at < r->forced.n && prefix[i] != r->forced.ids[r->forced_at])
+            return cop_fail(err, COP_EINVAL, "prefix token %zu is %d, but after the tool call before it the answer goes on with %d",
+                            i, (int)prefix[i], (int)r->forced.ids[r->forced_at]);
+        if (r->forced_at < r->forced.n) r->forced_at++;
+        cop_status status = append(r, prefix[i], false, NOT_DRAWN, NOT_DRAWN, err);
+        if (status != COP_OK) return status;
+        if (r->state == ROW_STOPPED)
+            return cop_fail(err, COP_EINVAL, "prefix token %zu is the stop token %d: such a sample has nothing to continue", i,
+                            (int)prefix[i]);
+    }
+    return append_forced(r, err);
+}
+
+cop_status row_draw(row *r, int32_t token, float logprob, float model_logprob, const int32_t *kept, int n_kept,
+                    cop_error *err) {
+    if (r->kept_ids && n_kept > 0) {
+        assert(n_kept <= r->rules->kept);
+        memcpy(r->kept_ids + r->n_kept, kept, (size_t)n_kept * sizeof *kept);
+        r->n_kept += (uint32_t)n_kept;
+    }
+    r->n_drawn++;
+    cop_status status = append(r, token, true, logprob, model_logprob, err);
+    return status == COP_OK ? append_forced(r, err) : status;
+}
+
+void row_result(const row *r, sample_result *out) {
+    int skip = r->n_prefix;
+    out->n_tokens = row_index(r) - skip;
+    out->tokens = r->seq.tail + skip;
+    out->mask = r->mask + skip;
+    out->logprobs = r->logprobs ? r->logprobs + skip : NULL;
+    out->model_logprobs = r->model_logprobs ? r->model_logprobs + skip : NULL;
+    out->kept_ids = r->kept_ids;
+    out->kept_offsets = r->kept_offsets ? r->kept_offsets + skip : NULL;
+    out->tool_calls = r->calls;
+    out->n_tool_calls = (int)r->n_calls;
+    out->stop = r->stop;
+    out->finish = r->state == ROW_STOPPED ? FINISH_STOP : r->state == ROW_FULL ? FINISH_LENGTH : FINISH_CANCELLED;
+}

@@ -1,0 +1,66 @@
+/* One sample being generated: the state machine that decides what each token means (NANOCHAT 2.1).
+ *
+ * It knows nothing of batches, pages of others or logits: tokens go in one by one with row_draw() or, for a prefix,
+ * row_replay(); forced tokens that a tool call asks for are appended at once.  `tokens`, `mask` and the log-probability
+ * arrays always have one length.  Engine thread only. */
+#ifndef COP_ROW_H
+#define COP_ROW_H
+
+#include "engine/engine.h"
+#include "engine/sequence.h"
+
+/* What all rows of a rollout share.  Immutable while rows exist. */
+typedef struct row_rules {
+    const tokenizer *tokenizer; /* may be NULL if !calculator */
+    bool calculator;
+    int32_t python_start, python_end, output_start, output_end; /* used if calculator */
+    const int32_t *stop_tokens;                                 /* [n_stop_tokens] */
+    int n_stop_tokens;
+    bool logprobs, model_logprobs;
+    int kept; /* ids kept per drawn token at most; 0: not recorded */
+} row_rules;
+
+typedef enum row_state { ROW_RUNNING, ROW_STOPPED, ROW_FULL } row_state;
+
+typedef struct row {
+    sequence seq; /* head: the prompt; tail: the completion, a prefix included */
+    const row_rules *rules;
+    int limit;    /* most tokens of the completion */
+    int n_prefix; /* of them, given by the caller */
+    uint8_t *mask;
+    float *logprobs, *model_logprobs;
+    int32_t *kept_ids;
+    uint32_t *kept_offsets; /* [limit + 1] */
+    uint32_t n_kept;
+    tool_call *calls;
+    size_t n_calls, cap_calls;
+    row_state state;
+    int32_t stop;      /* the stop token that was hit, or -1 */
+    bool in_python;
+    token_list expr;   /* since python_start */
+    token_list forced; /* a tool's answer that was not fed yet, from forced_at on */
+    size_t forced_at;
+    uint64_t n_drawn, n_forced;
+} row;
+
+/* A row after prompt[0, n_prompt), with room for `limit` >= 0 tokens; with limit 0 it is ROW_FULL at once.
+ * `prompt` and `rules` are borrowed.  On failure the row is zeroed. */
+cop_status row_init(row *r, const row_rules *rules, const int32_t *prompt, int n_prompt, int limit, cop_error *err);
+void row_free(row *r, kv_pool *pool);
+
+/* Tokens of the completion so far, a prefix included: the index of the next one. */
+static inline int row_index(const row *r) { return r->seq.n - r->seq.n_head; }
+
+/* Feed the caller's prefix, then force what is missing of an open tool answer.  COP_EINVAL if the prefix contradicts
+ * the state machine: a stop token, not the tool's answer after a call, longer than the limit. */
+cop_status row_replay(row *r, const int32_t *prefix, size_t n_prefix, cop_error *err);
+
+/* Append a drawn token and whatever it forces.
+ *   kept  [n_kept] best first, or NULL */
+cop_status row_draw(row *r, int32_t token, float logprob, float model_logprob, const int32_t *kept, int n_kept,
+                    cop_error *err);
+
+/* What the sample looks like now: new tokens only.  Points into the row. */
+void row_result(const row *r, sample_result *out);
+
+#endif

@@ -1,0 +1,32 @@
+/* A set of weights, packed for a backend: read once from a checkpoint, then immutable, with a digest that names it. */
+#ifndef COP_WEIGHTS_H
+#define COP_WEIGHTS_H
+
+#include "engine/checkpoint.h"
+#include "kernels/backend.h"
+
+typedef struct layer_weights {
+    k_matrix *q, *k, *v, *attn_out, *fc, *mlp_out;
+    k_matrix *gate; /* of the value embedding; NULL: none */
+    k_table *value_embed;
+    float resid, x0; /* 1 and 0 where the architecture has no lambdas */
+} layer_weights;
+
+typedef struct weights {
+    k_ctx *k;
+    int n_layers;
+    k_table *embed;
+    k_matrix *lm_head; /* [vocab, dim]: padded rows are left out */
+    k_matrix *smear_gate;
+    float smear_lambda, backout;
+    layer_weights *layers; /* [n_layers] */
+    size_t n_bytes;        /* packed */
+    char digest[33];       /* XXH3-128 in hex: PROTOCOL "Weights" */
+} weights;
+
+/* Read and pack every tensor of `c`.  Errors: COP_EIO (the file changed meanwhile), COP_EMODEL (a tensor holds NaN or
+ * infinity), COP_ENOMEM; *out is then NULL. */
+cop_status weights_open(weights **out, k_ctx *k, checkpoint *c, cop_error *err);
+void weights_close(weights *w);
+
+#endif

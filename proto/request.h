@@ -1,0 +1,152 @@
+/* Requests: from the bytes of a frame to plain structs, or to the one error that the client gets.
+ *
+ * Everything that can be judged without a model is judged here: the frame, MessagePack, types, keys, ranges,
+ * and what this version has not built (`unsupported`).  Left to the worker, because they need the model or
+ * its state: ids outside the vocabulary, the context, the page pool, names of tools, a stop token inside a
+ * `prefix`, the order of roles.
+ *
+ * A decoded request is one owned object: every pointer in it lives until request_free().  It never changes
+ * after decoding.  Any thread. */
+#ifndef WIRE_REQUEST_H
+#define WIRE_REQUEST_H
+
+#include "proto/wire.h"
+
+#define REQUEST_MAX_DEPTH 16      /* nesting of maps and arrays */
+#define REQUEST_MAX_KEYS 64       /* keys of one map */
+#define REQUEST_MAX_PROMPTS 4096  /* also sequences of `score`, and `n` */
+#define REQUEST_MAX_SAMPLES 65536 /* prompts x n */
+#define REQUEST_MAX_TOP 20
+#define REQUEST_MAX_KEPT 1024      /* `top_k` where `kept` is asked for */
+#define REQUEST_MAX_PROMPT_ID 1024 /* bytes of a prompt's `id` */
+#define REQUEST_OBJECT_MULTIPLE 4  /* decoded objects may take this many times max_message */
+#define REQUEST_LEAST_TEMPERATURE 1e-3
+#define REQUEST_MOST_TEMPERATURE 100.0
+
+typedef enum request_type {
+    REQUEST_PING,
+    REQUEST_STATUS,
+    REQUEST_CANCEL,
+    REQUEST_SCORE,
+    REQUEST_TOKENIZE,
+    REQUEST_DETOKENIZE,
+    REQUEST_ROLLOUT
+} request_type;
+
+/* ---- Messages of a chat. */
+typedef enum request_role { REQUEST_SYSTEM, REQUEST_USER, REQUEST_ASSISTANT } request_role;
+typedef enum request_part_kind { REQUEST_TEXT, REQUEST_PYTHON, REQUEST_PYTHON_OUTPUT } request_part_kind;
+
+typedef struct request_part {
+    request_part_kind kind;
+    wire_text text;
+} request_part;
+
+typedef struct request_message {
+    request_role role;
+    bool is_string;            /* content was a string: exactly one REQUEST_TEXT part */
+    const request_part *parts; /* [n_parts]; an array may have none */
+    size_t n_parts;
+} request_message;
+
+/* What is to be tokenized, or is already. */
+typedef enum request_input_kind {
+    REQUEST_INPUT_TOKENS,
+    REQUEST_INPUT_TEXT,
+    REQUEST_INPUT_MESSAGES
+} request_input_kind;
+typedef struct request_input {
+    request_input_kind kind;
+    wire_ids tokens;                 /* TOKENS: at least one id (of any u32) */
+    wire_text text;                  /* TEXT: may be empty */
+    const request_message *messages; /* MESSAGES: [n_messages], at least one, the last one the user's */
+    size_t n_messages;
+} request_input;
+
+/* ---- rollout */
+typedef enum request_deliver {
+    REQUEST_DELIVER_SAMPLE,
+    REQUEST_DELIVER_PROMPT,
+    REQUEST_DELIVER_REQUEST
+} request_deliver;
+
+typedef struct request_prompt {
+    request_input input;
+    wire_text id;    /* {0}: none */
+    uint64_t seed;   /* valid if has_seed; else the request's holds */
+    uint32_t sample; /* valid if has_sample; then `n` is 1 */
+    wire_ids prefix; /* valid if has_prefix, which has_sample goes with; at most max_tokens ids, maybe none */
+    bool has_seed, has_sample, has_prefix;
+} request_prompt;
+
+typedef struct request_rollout {
+    const request_prompt *prompts; /* [n_prompts], 1..4096 */
+    size_t n_prompts;
+    uint32_t n;    /* samples per prompt, 1..4096; n_prompts * n <= 65536 */
+    uint64_t seed; /* valid if has_seed; else the worker draws one below 2^53 */
+    uint32_t max_tokens, min_tokens;
+    double temperature; /* 0, or 0.001..100 */
+    uint32_t top_k;     /* 0: off */
+    double top_p, min_p;
+    wire_ids stop_tokens;   /* valid if has_stop_tokens; else the model's */
+    const wire_text *tools; /* [n_tools], valid if has_tools; else the model's default */
+    size_t n_tools;
+    request_deliver deliver;
+    bool has_seed, has_stop_tokens, has_tools;
+    bool logprobs, model_logprobs; /* which log-probabilities to return */
+    bool kept;                     /* return the kept ids; 0 < top_k <= 1024 then */
+    bool text;                     /* also decode the completions */
+} request_rollout;
+
+/* ---- score */
+typedef struct request_score {
+    const wire_ids *sequences; /* [n_sequences], 1..4096, each of at least one id */
+    size_t n_sequences;
+    uint32_t top; /* 0..20 */
+    double temperature;
+} request_score;
+
+typedef struct request_arena request_arena; /* the blocks that a request owns */
+
+typedef struct request {
+    request_type type;
+    wire_text id;  /* 1..128 bytes */
+    bool compress; /* replies of 512 bytes or more are compressed */
+    union {
+        struct {
+            wire_text target; /* 1..128 bytes */
+        } cancel;
+        request_score score;
+        request_input tokenize; /* TEXT or MESSAGES */
+        struct {
+            wire_ids tokens; /* maybe none */
+        } detokenize;
+        request_rollout rollout;
+    };
+    request_arena *arena;
+} request;
+
+/* Why there is no request, and how to tell the client. */
+typedef struct request_failure {
+    char id[WIRE_ID_BYTES + 1]; /* the request's id where it could be read, NUL-terminated; n_id 0: none */
+    size_t n_id;                /* ids may hold NUL bytes */
+    bool compress;              /* what the request says of its replies; true if it could not be read */
+    wire_error error;
+} request_failure;
+
+/* Decode one frame.
+ *   bytes        [n_bytes], borrowed for the call only
+ *   max_message  bytes that the message may have after expansion
+ * Cost: one walk that allocates nothing checks the structure first; memory is then at most about
+ * (2 + REQUEST_OBJECT_MULTIPLE) * max_message.
+ * Returns false with *failure filled and *out NULL; else *out is owned by the caller and ends with
+ * request_free(), the allocator staying alive until then. */
+bool request_decode(request **out, const void *bytes, size_t n_bytes, size_t max_message,
+                    const wire_allocator *allocator, request_failure *failure);
+void request_free(request *r); /* NULL does nothing */
+
+/* Whether two rollouts ask for the same, compared after decoding and defaults, the ids of the requests aside:
+ * what decides between attaching to a known id and `duplicate_id`. */
+bool request_rollout_equal(const request_rollout *a, const request_rollout *b);
+
+#endif

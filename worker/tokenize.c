@@ -1,0 +1,202 @@
+/* `coppice tokenize` and `coppice detokenize`: text or messages to ids, and back. */
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/tokenizer.h"
+#include "worker/base64.h"
+#include "worker/commands.h"
+#include "worker/jsonl.h"
+#include "worker/messages.h"
+
+/* ---- The tokenizer, from --model or --tokenizer. */
+
+static cop_status open_of_model(tokenizer **t, const model_options *m, cop_error *err) {
+    checkpoint_options options = model_checkpoint_options(m);
+    checkpoint *c;
+    cop_status status = checkpoint_open(&c, m->model, &options, err);
+    if (status != COP_OK) return status;
+    const char *path = checkpoint_tokenizer_path(c);
+    if (path)
+        status = tokenizer_open(t, path, err);
+    else
+        status = cop_fail(err, COP_ENOTFOUND,
+                          "could not find a tokenizer for the model \"%s\": give --tokenizer PATH", m->model);
+    int vocab = checkpoint_arch(c)->vocab;
+    checkpoint_close(c);
+    if (status != COP_OK || tokenizer_vocab(*t) == vocab) return status;
+    status = cop_fail(err, COP_EINVAL, "the tokenizer has %d tokens, the model \"%s\" has %d",
+                      tokenizer_vocab(*t), m->model, vocab);
+    tokenizer_close(*t);
+    *t = NULL;
+    return status;
+}
+
+/* Parse the command line and open the tokenizer.  -1, or the exit status. */
+static int start(const command *c, int argc, char **argv, tokenizer **t) {
+    model_options m = model_options_defaults();
+    option_spec rows[MODEL_OPTION_ROWS];
+    int n_args, n_rows = model_option_rows(&m, false, rows);
+    int exit_status = options_parse(c, rows, n_rows, argc, argv, 0, &n_args);
+    if (exit_status >= 0) return exit_status;
+    cop_error err;
+    *t = NULL;
+    if (!m.model && !m.tokenizer) {
+        cop_fail(&err, COP_EINVAL, "%s needs --model PATH or --tokenizer PATH", c->name);
+        return tell_error(&err, 2);
+    }
+    cop_status status = m.model ? open_of_model(t, &m, &err) : tokenizer_open(t, m.tokenizer, &err);
+    return status == COP_OK ? -1 : tell_error(&err, 1);
+}
+
+static int run(const command *c, int argc, char **argv, jsonl_fn fn) {
+    tokenizer *t;
+    int exit_status = start(c, argc, argv, &t);
+    if (exit_status >= 0) return exit_status;
+    exit_status = jsonl_run(stdin, stdout, fn, t);
+    tokenizer_close(t);
+    return exit_status;
+}
+
+/* ---- What lines may hold. */
+
+static cop_status refuse(cop_error *err, const char *key, const char *why) {
+    cop_fail(err, COP_EINVAL, "%s", why);
+    snprintf(err->key, sizeof err->key, "%s", key);
+    return COP_EINVAL;
+}
+
+/* The only value of an object with just one key, which is a or b. */
+static cop_status only_value(json_t *line, const char *a, const char *b, json_t **value, bool *is_b,
+                             cop_error *err) {
+    const char *key;
+    json_object_foreach(line, key, *value) {
+        if (strcmp(key, a) != 0 && strcmp(key, b) != 0) return refuse(err, key, "unknown key");
+    }
+    json_t *first = json_object_get(line, a), *second = json_object_get(line, b);
+    *is_b = !first;
+    *value = first ? first : second;
+    if (!*value) return refuse(err, a, "the key is missing");
+    return first && second && strcmp(a, b) != 0 ? refuse(err, b, "only one of the two may be given") : COP_OK;
+}
+
+static cop_status no_memory(cop_error *err) {
+    return cop_fail(err, COP_ENOMEM, "could not make the answer: out of memory");
+}
+
+/* ---- tokenize. */
+
+static cop_status encode_value(const tokenizer *t, const json_t *value, bool is_messages, token_list *ids,
+                               cop_error *err) {
+    if (!is_messages && !json_is_string(value)) return refuse(err, "text", "it is not a string");
+    if (!is_messages)
+        return tokenizer_encode(t, json_string_value(value), json_string_length(value), ids, err);
+    message_list list;
+    cop_status status = messages_read(&list, value, err);
+    if (status != COP_OK) return status;
+    status = chat_prompt(t, list.messages, list.n, CHAT_CUT, ids, err);
+    messages_free(&list);
+    return status;
+}
+
+static json_t *ids_to_json(const token_list *ids) {
+    json_t *array = json_array();
+    for (size_t i = 0; array && i < ids->n; i++) {
+        if (json_array_append_new(array, json_integer(ids->ids[i])) == 0) continue;
+        json_decref(array);
+        array = NULL;
+    }
+    return array;
+}
+
+static cop_status tokenize_line(void *context, json_t *line, json_t **out, cop_error *err) {
+    *out = NULL;
+    json_t *value;
+    bool is_messages;
+    cop_status status = only_value(line, "text", "messages", &value, &is_messages, err);
+    if (status != COP_OK) return status;
+    token_list ids = {0};
+    status = encode_value(context, value, is_messages, &ids, err);
+    if (status == COP_OK) *out = json_pack("{s:o*}", "tokens", ids_to_json(&ids));
+    token_list_free(&ids);
+    return status == COP_OK && !*out ? no_memory(err) : status;
+}
+
+/* ---- detokenize. */
+
+static cop_status read_ids(const tokenizer *t, const json_t *array, token_list *ids, cop_error *err) {
+    if (!json_is_array(array)) return refuse(err, "tokens", "it is not a list of token ids");
+    for (size_t i = 0; i < json_array_size(array); i++) {
+        const json_t *value = json_array_get(array, i);
+        json_int_t id = json_integer_value(value); /* 0 for anything else */
+        if (!json_is_integer(value) || id < 0 || id >= tokenizer_vocab(t)) {
+            cop_fail(err, COP_EINVAL, "it is not a token id: the vocabulary is 0..%d",
+                     tokenizer_vocab(t) - 1);
+            snprintf(err->key, sizeof err->key, "tokens[%zu]", i);
+            return COP_EINVAL;
+        }
+        cop_status status = token_list_push(ids, (int32_t)id, err);
+        if (status != COP_OK) return status;
+    }
+    return COP_OK;
+}
+
+static cop_status decode_to_json(const tokenizer *t, const token_list *ids, json_t **out, cop_error *err) {
+    char *bytes, *text = NULL;
+    size_t n_bytes, n_text;
+    cop_status status = tokenizer_decode(t, ids->ids, ids->n, &bytes, &n_bytes, err);
+    if (status != COP_OK) return status;
+    status = utf8_repair(bytes, n_bytes, &text, &n_text, err);
+    char *base64 = status == COP_OK ? base64_encode(bytes, n_bytes) : NULL;
+    if (base64) *out = json_pack("{s:o*, s:s}", "text", json_stringn(text, n_text), "bytes", base64);
+    mem_free(base64);
+    mem_free(text);
+    mem_free(bytes);
+    return status == COP_OK && !*out ? no_memory(err) : status;
+}
+
+static cop_status detokenize_line(void *context, json_t *line, json_t **out, cop_error *err) {
+    *out = NULL;
+    json_t *value;
+    bool is_second;
+    cop_status status = only_value(line, "tokens", "tokens", &value, &is_second, err);
+    if (status != COP_OK) return status;
+    token_list ids = {0};
+    status = read_ids(context, value, &ids, err);
+    if (status == COP_OK) status = decode_to_json(context, &ids, out, err);
+    token_list_free(&ids);
+    return status;
+}
+
+/* ---- The commands. */
+
+static int run_tokenize(int argc, char **argv) { return run(&command_tokenize, argc, argv, tokenize_line); }
+static int run_detokenize(int argc, char **argv) {
+    return run(&command_detokenize, argc, argv, detokenize_line);
+}
+
+const command command_tokenize = {
+    .name = "tokenize",
+    .arguments = "",
+    .summary = "text or chat messages to token ids",
+    .details = "Reads JSON Lines on stdin, {\"text\": ...} or {\"messages\": [...]}, and writes {\"tokens\": "
+               "[...]}.\n"
+               "A text gets no BOS, and special tokens in it are ordinary text.  Messages become a prompt "
+               "primed for the\n"
+               "assistant, cut to 2048 tokens as nanochat's render_for_completion does; the last must be the "
+               "user's.\n"
+               "A bad line gives {\"line\": n, \"error\": ...} and exit status 1 at the end.",
+    .example = "echo '{\"text\": \"hello\"}' | coppice tokenize --model tests/models/calc-d4",
+    .run = run_tokenize,
+};
+
+const command command_detokenize = {
+    .name = "detokenize",
+    .arguments = "",
+    .summary = "token ids to text and bytes",
+    .details = "Reads JSON Lines on stdin, {\"tokens\": [...]}, and writes {\"text\": ..., \"bytes\": "
+               "base64}.  In the text, invalid\n"
+               "UTF-8 is replaced by U+FFFD; the bytes are exact.\n"
+               "A bad line gives {\"line\": n, \"error\": ...} and exit status 1 at the end.",
+    .example = "echo '{\"tokens\": [104, 105]}' | coppice detokenize --model tests/models/calc-d4",
+    .run = run_detokenize,
+};
