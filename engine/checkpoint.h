@@ -1,6 +1,6 @@
-/* A nanochat checkpoint on disk: the newest model_*.pt (or --step) with its meta_*.json, its tensors by name, and the
- * architecture that keys, shapes and meta imply.  Reads with pread and never maps the file, so one that changes or
- * shrinks meanwhile is an error and not a crash.  One thread at a time. */
+/* A nanochat checkpoint on disk: the newest model_*.pt (or --step) with its meta_*.json, its tensors by name,
+ * and the architecture that keys, shapes and meta imply.  Reads with pread and never maps the file, so one
+ * that changes or shrinks meanwhile is an error and not a crash.  One thread at a time. */
 #ifndef COP_CHECKPOINT_H
 #define COP_CHECKPOINT_H
 
@@ -33,11 +33,12 @@ checkpoint_options checkpoint_defaults(void);
 
 typedef struct checkpoint checkpoint;
 
-/* Open the checkpoint at `path`: a directory that holds model_*.pt and meta_*.json (flat, as published), or nanochat's
- * own layout.  Everything about shapes, dtypes and config is checked here.
- * Errors: COP_ENOTFOUND, COP_EIO, COP_EFORMAT, COP_EUNSUPPORTED (other formats, V1 to V3, engram, MoE and forks, each by
- * name), COP_EINVAL (an override), COP_ENOMEM; *out is then NULL. */
-cop_status checkpoint_open(checkpoint **out, const char *path, const checkpoint_options *options, cop_error *err);
+/* Open the checkpoint at `path`: a directory that holds model_*.pt and meta_*.json (flat, as published), or
+ * nanochat's own layout.  Everything about shapes, dtypes and config is checked here. Errors: COP_ENOTFOUND,
+ * COP_EIO, COP_EFORMAT, COP_EUNSUPPORTED (other formats, V1 to V3, engram, MoE and forks, each by name),
+ * COP_EINVAL (an override), COP_ENOMEM; *out is then NULL. */
+cop_status checkpoint_open(checkpoint **out, const char *path, const checkpoint_options *options,
+                           cop_error *err);
 void checkpoint_close(checkpoint *c);
 
 const arch *checkpoint_arch(const checkpoint *c);
@@ -54,10 +55,13 @@ int checkpoint_n_tensors(const checkpoint *c);
 const tensor_info *checkpoint_tensor(const checkpoint *c, int i);
 const tensor_info *checkpoint_find(const checkpoint *c, const char *name); /* NULL if there is none */
 
-/* Read elements [first, first + n) of a tensor, as they are in the file, into dst.  COP_EIO if the file changed. */
-cop_status checkpoint_read(checkpoint *c, const tensor_info *t, size_t first, size_t n, void *dst, cop_error *err);
+/* Read elements [first, first + n) of a tensor, as they are in the file, into dst.  COP_EIO if the file
+ * changed. */
+cop_status checkpoint_read(checkpoint *c, const tensor_info *t, size_t first, size_t n, void *dst,
+                           cop_error *err);
 
-/* Fail with COP_EIO if the file is no longer the one that was opened (size, mtime, inode).  Call after the last read. */
+/* Fail with COP_EIO if the file is no longer the one that was opened (size, mtime, inode).  Call after the
+ * last read. */
 cop_status checkpoint_unchanged(checkpoint *c, cop_error *err);
 
 #endif

@@ -1,11 +1,13 @@
-/* The engine: a model, its page pool and all rows.  Rollouts and scores go in, events come out while engine_step() runs.
+/* The engine: a model, its page pool and all rows.  Rollouts and scores go in, events come out while
+ * engine_step() runs.
  *
- * A step is one forward pass over a ragged batch: every running row's next token or forced span, and chunks of prompts,
- * up to `step_tokens`.  A prompt is computed once; its samples fork its pages.  A sample is a pure function of weights,
- * prompt tokens and id, sampling, seed and sample index (PROTOCOL.md "Determinism").
+ * A step is one forward pass over a ragged batch: every running row's next token or forced span, and chunks
+ * of prompts, up to `step_tokens`.  A prompt is computed once; its samples fork its pages.  A sample is a
+ * pure function of weights, prompt tokens and id, sampling, seed and sample index (PROTOCOL.md
+ * "Determinism").
  *
- * One thread uses an engine; events are called from engine_step(), engine_cancel() and engine_submit() on that thread and
- * must not call back into the engine. */
+ * One thread uses an engine; events are called from engine_step(), engine_cancel() and engine_submit() on
+ * that thread and must not call back into the engine. */
 #ifndef COP_ENGINE_H
 #define COP_ENGINE_H
 
@@ -15,12 +17,12 @@
 
 typedef struct engine_options {
     precision profile;
-    int n_threads;     /* 0: cpu_count() */
-    size_t kv_memory;  /* bytes for pages; 0: a quarter of the free memory */
-    int context;       /* 0: the model's; else at most that */
-    int max_rows;      /* rows at once */
-    int step_tokens;   /* prompt and forced tokens in a step */
-    int span_tokens;   /* most tokens of one sequence in a step; 0: step_tokens */
+    int n_threads;    /* 0: cpu_count() */
+    size_t kv_memory; /* bytes for pages; 0: a quarter of the free memory */
+    int context;      /* 0: the model's; else at most that */
+    int max_rows;     /* rows at once */
+    int step_tokens;  /* prompt and forced tokens in a step */
+    int span_tokens;  /* most tokens of one sequence in a step; 0: step_tokens */
 } engine_options;
 engine_options engine_defaults(void);
 
@@ -63,7 +65,7 @@ typedef struct sample_result {
     uint64_t seed;
     int n_tokens; /* new ones: a prefix is not repeated */
     const int32_t *tokens;
-    const uint8_t *mask; /* 1 sampled, 0 forced */
+    const uint8_t *mask;                    /* 1 sampled, 0 forced */
     const float *logprobs, *model_logprobs; /* NULL if not asked for; 1.0 at forced tokens */
     const int32_t *kept_ids;                /* NULL if not asked for */
     const uint32_t *kept_offsets;           /* [n_tokens + 1] */
@@ -78,7 +80,8 @@ typedef struct rollout_totals {
     double seconds; /* since engine_submit */
 } rollout_totals;
 
-/* What a rollout tells.  sample() once for each sample, then done(); or failed(), after which nothing follows. */
+/* What a rollout tells.  sample() once for each sample, then done(); or failed(), after which nothing
+ * follows. */
 typedef struct rollout_events {
     void *context;
     void (*sample)(void *context, const sample_result *s);
@@ -122,25 +125,28 @@ typedef struct engine_job engine_job; /* a rollout or a score in flight */
 
 /* Load the weights of `c` and make the pool.  `t` may be NULL (then no tools); both are borrowed: `t` until
  * engine_close(), `c` only for the call.
- * Errors: COP_EIO (the file changed), COP_ENOMEM, COP_EINVAL (context, threads), COP_EFORMAT (non-finite weights); *out is
- * then NULL. */
-cop_status engine_open(engine **out, checkpoint *c, const tokenizer *t, const engine_options *o, cop_error *err);
+ * Errors: COP_EIO (the file changed), COP_ENOMEM, COP_EINVAL (context, threads), COP_EFORMAT (non-finite
+ * weights); *out is then NULL. */
+cop_status engine_open(engine **out, checkpoint *c, const tokenizer *t, const engine_options *o,
+                       cop_error *err);
 void engine_close(engine *e); /* jobs in flight end without events */
 
-/* Take a rollout or a score; everything in the spec is copied.  *job (may be NULL) stays valid until done() or failed().
- * A spec is judged whole before anything starts; err->key is a path such as "prompts[3].tokens".
- * Errors: COP_EINVAL (ids outside the vocabulary, a prefix that its own tool calls contradict, no tool tokens...),
- * COP_ETOOLONG, COP_ETOOLARGE, COP_ENOMEM; then no event is called. */
+/* Take a rollout or a score; everything in the spec is copied.  *job (may be NULL) stays valid until done()
+ * or failed(). A spec is judged whole before anything starts; err->key is a path such as "prompts[3].tokens".
+ * Errors: COP_EINVAL (ids outside the vocabulary, a prefix that its own tool calls contradict, no tool
+ * tokens...), COP_ETOOLONG, COP_ETOOLARGE, COP_ENOMEM; then no event is called. */
 cop_status engine_submit(engine *e, const rollout_spec *spec, engine_job **job, cop_error *err);
 cop_status engine_submit_score(engine *e, const score_spec *spec, engine_job **job, cop_error *err);
 
-/* End a job: a rollout's unfinished samples come as FINISH_CANCELLED with what they have, then done(); a score's done(). */
+/* End a job: a rollout's unfinished samples come as FINISH_CANCELLED with what they have, then done(); a
+ * score's done(). */
 void engine_cancel(engine *e, engine_job *job);
 
 /* End a job without any event: nobody is interested any more. */
 void engine_abandon(engine *e, engine_job *job);
 
-/* Run one step, if there is work.  False: there was nothing to do.  A failure of the backend fails the jobs concerned. */
+/* Run one step, if there is work.  False: there was nothing to do.  A failure of the backend fails the jobs
+ * concerned. */
 bool engine_step(engine *e);
 
 /* Facts.  Any thread may read what never changes: these. */

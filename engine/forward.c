@@ -6,8 +6,9 @@ struct forward {
     const arch *a;
     const weights *w;
     k_rope *rope;
-    float *x, *x0, *middle; /* [max_tokens, dim]: residual stream, its start, its copy after layer n_layers / 2 */
-    float *h;               /* [max_tokens, dim]: what a matrix reads */
+    float *x, *x0,
+        *middle; /* [max_tokens, dim]: residual stream, its start, its copy after layer n_layers / 2 */
+    float *h;    /* [max_tokens, dim]: what a matrix reads */
     float *q, *key, *value; /* [max_tokens, heads * head_dim] */
     float *gate;            /* [max_tokens, n_kv_heads] */
     float *hidden;          /* [max_tokens, ff_dim] */
@@ -39,7 +40,8 @@ cop_status forward_open(forward **out, k_ctx *k, const arch *a, const weights *w
     cop_status status = k_rope_open(k, &f->rope, context, a->head_dim, a->rope_base, a->rope_bf16, err);
     for (size_t i = 0; i < sizeof scratch / sizeof scratch[0] && status == COP_OK; i++) {
         *scratch[i].p = k_alloc(k, (size_t)scratch[i].n_rows * (size_t)scratch[i].n_columns, sizeof(float));
-        if (!*scratch[i].p) status = cop_fail(err, COP_ENOMEM, "could not allocate the scratch of %d tokens", max_tokens);
+        if (!*scratch[i].p)
+            status = cop_fail(err, COP_ENOMEM, "could not allocate the scratch of %d tokens", max_tokens);
     }
     if (status != COP_OK) {
         forward_close(f);
@@ -51,7 +53,8 @@ cop_status forward_open(forward **out, k_ctx *k, const arch *a, const weights *w
 
 void forward_close(forward *f) {
     if (!f) return;
-    float *all[] = {f->x, f->x0, f->middle, f->h, f->q, f->key, f->value, f->gate, f->hidden, f->last, f->logits};
+    float *all[] = {f->x,     f->x0,   f->middle, f->h,    f->q,     f->key,
+                    f->value, f->gate, f->hidden, f->last, f->logits};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) k_free(f->k, all[i]);
     k_rope_close(f->k, f->rope);
     mem_free(f);
@@ -75,7 +78,8 @@ void forward_run(forward *f, const k_batch *b, const k_kv *kv) {
         k_gemm(k, f->q, l->q, f->h, dim, n, K_STORE);
         k_gemm(k, f->key, l->k, f->h, dim, n, K_STORE);
         k_gemm(k, f->value, l->v, f->h, dim, n, K_STORE);
-        if (l->gate) k_gemm(k, f->gate, l->gate, f->h, dim, n, K_STORE); /* reads the first channels of each row */
+        if (l->gate)
+            k_gemm(k, f->gate, l->gate, f->h, dim, n, K_STORE); /* reads the first channels of each row */
 
         /* Rotate, norm and scale q and k, mix the value embedding into v, fill the pages. */
         k_qkv_store(k,

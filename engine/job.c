@@ -10,7 +10,7 @@
 
 #include "kernels/backend.h"
 
-static double now_seconds(void) {
+double job_clock(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -24,8 +24,8 @@ static cop_status at_key(cop_error *err, cop_status status, const char *format, 
 static cop_status check_ids(const int32_t *ids, size_t n, int vocab, cop_error *err) {
     for (size_t i = 0; i < n; i++) {
         if (ids[i] < 0 || ids[i] >= vocab)
-            return cop_fail(err, COP_EINVAL, "token %zu is %lld, but the vocabulary has ids 0 to %d", i, (long long)ids[i],
-                            vocab - 1);
+            return cop_fail(err, COP_EINVAL, "token %zu is %lld, but the vocabulary has ids 0 to %d", i,
+                            (long long)ids[i], vocab - 1);
     }
     return COP_OK;
 }
@@ -52,23 +52,27 @@ static uint32_t prompt_hash(const rollout_prompt *p) {
 
 /* ---- Rollouts. */
 
-static cop_status check_prompt(const rollout_prompt *p, const rollout_sampling *s, const job_limits *limits, cop_error *err) {
+static cop_status check_prompt(const rollout_prompt *p, const rollout_sampling *s, const job_limits *limits,
+                               cop_error *err) {
     if (p->n_tokens == 0) return cop_fail(err, COP_EINVAL, "a prompt needs at least one token");
     if (p->n_tokens >= (size_t)limits->context)
-        return cop_fail(err, COP_ETOOLONG, "the prompt has %zu tokens, but the context of %d needs room for at least one more",
+        return cop_fail(err, COP_ETOOLONG,
+                        "the prompt has %zu tokens, but the context of %d needs room for at least one more",
                         p->n_tokens, limits->context);
     cop_status status = check_ids(p->tokens, p->n_tokens, limits->vocab, err);
     if (status != COP_OK) return status;
     int n = (int)p->n_tokens, room = limits->context - n;
     int total = n + (s->max_tokens < room ? s->max_tokens : room);
     if (sequence_pages_for(total) > limits->n_pages)
-        return cop_fail(err, COP_ETOOLARGE, "one sample may need %d pages of %d tokens, but the pool has %d: lower max_tokens or "
-                        "raise --kv-memory", sequence_pages_for(total), KV_PAGE_TOKENS, limits->n_pages);
+        return cop_fail(err, COP_ETOOLARGE,
+                        "one sample may need %d pages of %d tokens, but the pool has %d: lower max_tokens or "
+                        "raise --kv-memory",
+                        sequence_pages_for(total), KV_PAGE_TOKENS, limits->n_pages);
     return COP_OK;
 }
 
-static cop_status prepare_prefix(prompt *to, const rollout_prompt *p, const engine_job *j, const job_limits *limits,
-                                 cop_error *err) {
+static cop_status prepare_prefix(prompt *to, const rollout_prompt *p, const engine_job *j,
+                                 const job_limits *limits, cop_error *err) {
     cop_status status = check_ids(p->prefix, p->n_prefix, limits->vocab, err);
     if (status != COP_OK) return status;
     row *r = mem_zalloc(1, sizeof *r);
@@ -84,10 +88,11 @@ static cop_status prepare_prefix(prompt *to, const rollout_prompt *p, const engi
     return COP_OK;
 }
 
-static cop_status copy_prompt(prompt *to, const rollout_prompt *p, const engine_job *j, const job_limits *limits,
+static cop_status copy_prompt(prompt *to, const rollout_prompt *p, engine_job *j, const job_limits *limits,
                               cop_error *err) {
     int room = limits->context - (int)p->n_tokens;
-    *to = (prompt){.n_tokens = (int)p->n_tokens,
+    *to = (prompt){.job = j,
+                   .n_tokens = (int)p->n_tokens,
                    .seed = p->seed,
                    .first_sample = p->has_sample ? p->sample : 0,
                    .hash = prompt_hash(p),
@@ -107,7 +112,8 @@ static bool all_stop(const rollout_sampling *s, int vocab) {
     return true;
 }
 
-static cop_status set_rules(engine_job *j, const rollout_spec *spec, const job_limits *limits, cop_error *err) {
+static cop_status set_rules(engine_job *j, const rollout_spec *spec, const job_limits *limits,
+                            cop_error *err) {
     rollout_sampling *s = &j->sampling;
     *s = spec->sampling;
     if (!s->has_stop_tokens) {
@@ -119,7 +125,8 @@ static cop_status set_rules(engine_job *j, const rollout_spec *spec, const job_l
         status = cop_fail(err, COP_EINVAL, "every id is a stop token, so min_tokens leaves none to draw");
     if (status != COP_OK) return at_key(err, status, "stop_tokens", 0);
     if (s->calculator && !limits->has_calculator)
-        return at_key(err, cop_fail(err, COP_EINVAL, "the model has no tokens to call a calculator with"), "tools", 0);
+        return at_key(err, cop_fail(err, COP_EINVAL, "the model has no tokens to call a calculator with"),
+                      "tools", 0);
     j->stop_tokens = copy_ids(s->stop_tokens, (size_t)s->n_stop_tokens);
     if (!j->stop_tokens) return cop_fail(err, COP_ENOMEM, "could not copy %d stop tokens", s->n_stop_tokens);
     s->stop_tokens = j->stop_tokens;
@@ -139,7 +146,8 @@ static cop_status set_rules(engine_job *j, const rollout_spec *spec, const job_l
     return COP_OK;
 }
 
-static cop_status fill_rollout(engine_job *j, const rollout_spec *spec, const job_limits *limits, cop_error *err) {
+static cop_status fill_rollout(engine_job *j, const rollout_spec *spec, const job_limits *limits,
+                               cop_error *err) {
     cop_status status = set_rules(j, spec, limits, err);
     if (status != COP_OK) return status;
     j->prompts = mem_zalloc(spec->n_prompts, sizeof *j->prompts);
@@ -156,7 +164,8 @@ static cop_status fill_rollout(engine_job *j, const rollout_spec *spec, const jo
     return COP_OK;
 }
 
-cop_status job_open_rollout(engine_job **out, const rollout_spec *spec, const job_limits *limits, cop_error *err) {
+cop_status job_open_rollout(engine_job **out, const rollout_spec *spec, const job_limits *limits,
+                            cop_error *err) {
     assert(spec->n_prompts > 0 && spec->n > 0 && spec->sampling.max_tokens > 0);
     assert(!spec->sampling.kept || spec->sampling.top_k > 0);
     *out = NULL;
@@ -165,7 +174,7 @@ cop_status job_open_rollout(engine_job **out, const rollout_spec *spec, const jo
     *j = (engine_job){.kind = JOB_ROLLOUT,
                       .n = spec->n,
                       .events = spec->events,
-                      .start = now_seconds(),
+                      .start = job_clock(),
                       .n_open = spec->n_prompts * spec->n};
     cop_status status = fill_rollout(j, spec, limits, err);
     if (status != COP_OK) {
@@ -184,7 +193,8 @@ static cop_status copy_sequence(scored *to, const int32_t *ids, size_t n, int to
     if (n > (size_t)limits->context)
         return cop_fail(err, COP_ETOOLONG, "the sequence has %zu tokens, the context %d", n, limits->context);
     if (sequence_pages_for((int)n) > limits->n_pages)
-        return cop_fail(err, COP_ETOOLARGE, "the sequence needs %d pages of %d tokens, but the pool has %d: raise --kv-memory",
+        return cop_fail(err, COP_ETOOLARGE,
+                        "the sequence needs %d pages of %d tokens, but the pool has %d: raise --kv-memory",
                         sequence_pages_for((int)n), KV_PAGE_TOKENS, limits->n_pages);
     cop_status status = check_ids(ids, n, limits->vocab, err);
     if (status != COP_OK) return status;
@@ -208,21 +218,26 @@ static cop_status copy_sequence(scored *to, const int32_t *ids, size_t n, int to
     return COP_OK;
 }
 
-cop_status job_open_score(engine_job **out, const score_spec *spec, const job_limits *limits, cop_error *err) {
+cop_status job_open_score(engine_job **out, const score_spec *spec, const job_limits *limits,
+                          cop_error *err) {
     assert(spec->n_sequences > 0 && spec->top >= 0 && spec->temperature > 0);
     *out = NULL;
     engine_job *j = mem_zalloc(1, sizeof *j);
     if (!j) return cop_fail(err, COP_ENOMEM, "could not allocate a score");
-    *j = (engine_job){.kind = JOB_SCORE, .score = *spec, .start = now_seconds(), .n_open = spec->n_sequences};
+    *j = (engine_job){.kind = JOB_SCORE, .score = *spec, .start = job_clock(), .n_open = spec->n_sequences};
     j->score.sequences = NULL;
     j->score.lengths = NULL;
     if (j->score.top > limits->vocab) j->score.top = limits->vocab;
     j->scores = mem_zalloc(spec->n_sequences, sizeof *j->scores);
     cop_status status = COP_OK;
-    if (j->scores) j->n_scores = spec->n_sequences;
-    else status = cop_fail(err, COP_ENOMEM, "could not allocate %zu sequences", spec->n_sequences);
+    if (j->scores)
+        j->n_scores = spec->n_sequences;
+    else
+        status = cop_fail(err, COP_ENOMEM, "could not allocate %zu sequences", spec->n_sequences);
     for (size_t i = 0; i < j->n_scores && status == COP_OK; i++) {
-        status = copy_sequence(&j->scores[i], spec->sequences[i], spec->lengths[i], j->score.top, limits, err);
+        j->scores[i].job = j;
+        status =
+            copy_sequence(&j->scores[i], spec->sequences[i], spec->lengths[i], j->score.top, limits, err);
         at_key(err, status, "sequences[%zu]", i);
     }
     if (status != COP_OK) {
@@ -244,7 +259,7 @@ void job_close(engine_job *j) {
     }
     for (size_t i = 0; i < j->n_scores; i++) {
         scored *s = &j->scores[i];
-        assert(!s->granted || s->finished);
+        assert(!s->granted);
         mem_free(s->tokens);
         mem_free(s->logprobs);
         mem_free(s->top_ids);

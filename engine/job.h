@@ -5,12 +5,14 @@
 
 #include "engine/row.h"
 
-/* One prompt of a rollout.  Samples are granted (their pages reserved), started (forked) and finished in order of index.
+/* One prompt of a rollout.  Samples are granted (their pages reserved), started (forked) and finished in
+ * order of index.
  *
  *            grant 0   grant 1 ..           all granted: the next prompt's turn
  *   pages    prefill ................ ready | start 0 | start 1 .. start n-1: pages go to the last row
  */
 typedef struct prompt {
+    engine_job *job;
     int32_t *tokens;
     int n_tokens;
     uint64_t seed;
@@ -24,18 +26,20 @@ typedef struct prompt {
     uint32_t n_granted, n_started;
     bool admitted; /* holds pages */
     bool ready;    /* all tokens computed, logits there */
-    bool tight;    /* the pool is too small to keep the last page while a row runs: one row at a time takes it over */
+    bool tight;    /* the pool is too small to keep the last page while a row runs: one row at a time takes it
+                      over */
 } prompt;
 
 /* One sequence of a score. */
 typedef struct scored {
+    engine_job *job;
     int32_t *tokens;
     int n_tokens;
-    sequence seq;
+    sequence seq;    /* while granted: without its last token if nothing asks what follows that */
     float *logprobs; /* [n_tokens] */
     int32_t *top_ids, *next_ids;
     float *top_logprobs, *next_logprobs;
-    bool granted, finished;
+    bool granted; /* holds pages */
 } scored;
 
 typedef enum job_kind { JOB_ROLLOUT, JOB_SCORE } job_kind;
@@ -43,8 +47,8 @@ typedef enum job_kind { JOB_ROLLOUT, JOB_SCORE } job_kind;
 struct engine_job {
     engine_job *next; /* in order of arrival */
     job_kind kind;
-    bool over;        /* nothing more is computed for it; removed at the end of the step */
-    bool silent;      /* no event when it is removed */
+    bool over;         /* nothing more is computed for it; removed at the end of the step */
+    bool silent;       /* no event when it is removed */
     cop_error failure; /* status COP_OK: it ends with done() */
     double start;      /* seconds, monotonic */
     size_t cursor;     /* first prompt or sequence that is not granted in full */
@@ -74,9 +78,13 @@ typedef struct job_limits {
 } job_limits;
 
 /* Check and copy a spec.  Errors as engine_submit(); *out is then NULL. */
-cop_status job_open_rollout(engine_job **out, const rollout_spec *spec, const job_limits *limits, cop_error *err);
+cop_status job_open_rollout(engine_job **out, const rollout_spec *spec, const job_limits *limits,
+                            cop_error *err);
 cop_status job_open_score(engine_job **out, const score_spec *spec, const job_limits *limits, cop_error *err);
 /* Free it; sequences that hold pages must have been freed with the pool before. */
 void job_close(engine_job *j);
+
+/* Seconds on the monotonic clock, for engine_job.start. */
+double job_clock(void);
 
 #endif

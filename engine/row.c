@@ -9,7 +9,8 @@
 /* What a log-probability is where nothing was drawn: no log-probability can be 1, and it stays finite. */
 static const float NOT_DRAWN = 1.0f;
 
-cop_status row_init(row *r, const row_rules *rules, const int32_t *prompt, int n_prompt, int limit, cop_error *err) {
+cop_status row_init(row *r, const row_rules *rules, const int32_t *prompt, int n_prompt, int limit,
+                    cop_error *err) {
     assert(limit >= 0);
     *r = (row){.rules = rules, .limit = limit, .stop = -1, .state = limit == 0 ? ROW_FULL : ROW_RUNNING};
     cop_status status = sequence_init(&r->seq, prompt, n_prompt, limit, err);
@@ -71,7 +72,8 @@ static cop_status call_calculator(row *r, cop_error *err) {
     if (!answer) return COP_OK;
     r->forced.n = r->forced_at = 0;
     status = token_list_push(&r->forced, rules->output_start, err);
-    if (status == COP_OK) status = tokenizer_encode(rules->tokenizer, answer, strlen(answer), &r->forced, err);
+    if (status == COP_OK)
+        status = tokenizer_encode(rules->tokenizer, answer, strlen(answer), &r->forced, err);
     if (status == COP_OK) status = token_list_push(&r->forced, rules->output_end, err);
     mem_free(answer);
     return status;
@@ -92,7 +94,8 @@ static cop_status follow_tools(row *r, int32_t token, cop_error *err) {
     return r->expr.n > 0 && r->state == ROW_RUNNING ? call_calculator(r, err) : COP_OK;
 }
 
-static cop_status append(row *r, int32_t token, bool drawn, float logprob, float model_logprob, cop_error *err) {
+static cop_status append(row *r, int32_t token, bool drawn, float logprob, float model_logprob,
+                         cop_error *err) {
     assert(r->state == ROW_RUNNING);
     int i = row_index(r);
     sequence_push(&r->seq, token);
@@ -121,30 +124,32 @@ static cop_status append_forced(row *r, cop_error *err) {
 cop_status row_replay(row *r, const int32_t *prefix, size_t n_prefix, cop_error *err) {
     assert(row_index(r) == 0);
     if (n_prefix > (size_t)r->limit)
-        return cop_fail(err, COP_EINVAL, "a prefix of %zu tokens is longer than the %d that the sample may have", n_prefix,
+        return cop_fail(err, COP_EINVAL,
+                        "a prefix of %zu tokens is longer than the %d that the sample may have", n_prefix,
                         r->limit);
     r->n_prefix = (int)n_prefix;
     for (size_t i = 0; i < n_prefix; i++) {
         if (r->forced_at < r->forced.n && prefix[i] != r->forced.ids[r->forced_at])
-            return cop_fail(err, COP_EINVAL, "prefix token %zu is %d, but after the tool call before it the answer goes on with %d",
-                            i, (int)prefix[i], (int)r->forced.ids[r->forced_at]);
+            return cop_fail(
+                err, COP_EINVAL,
+                "prefix token %zu is %d, but after the tool call before it the answer goes on with %d", i,
+                (int)prefix[i], (int)r->forced.ids[r->forced_at]);
         if (r->forced_at < r->forced.n) r->forced_at++;
         cop_status status = append(r, prefix[i], false, NOT_DRAWN, NOT_DRAWN, err);
         if (status != COP_OK) return status;
         if (r->state == ROW_STOPPED)
-            return cop_fail(err, COP_EINVAL, "prefix token %zu is the stop token %d: such a sample has nothing to continue", i,
+            return cop_fail(err, COP_EINVAL,
+                            "prefix token %zu is the stop token %d: such a sample has nothing to continue", i,
                             (int)prefix[i]);
     }
     return append_forced(r, err);
 }
 
-cop_status row_draw(row *r, int32_t token, float logprob, float model_logprob, const int32_t *kept, int n_kept,
-                    cop_error *err) {
-    if (r->kept_ids && n_kept > 0) {
-        assert(n_kept <= r->rules->kept);
-        memcpy(r->kept_ids + r->n_kept, kept, (size_t)n_kept * sizeof *kept);
-        r->n_kept += (uint32_t)n_kept;
-    }
+int32_t *row_kept_room(row *r) { return r->kept_ids ? r->kept_ids + r->n_kept : NULL; }
+
+cop_status row_draw(row *r, int32_t token, float logprob, float model_logprob, int n_kept, cop_error *err) {
+    assert(n_kept >= 0 && n_kept <= r->rules->kept);
+    r->n_kept += (uint32_t)n_kept;
     r->n_drawn++;
     cop_status status = append(r, token, true, logprob, model_logprob, err);
     return status == COP_OK ? append_forced(r, err) : status;
@@ -162,5 +167,7 @@ void row_result(const row *r, sample_result *out) {
     out->tool_calls = r->calls;
     out->n_tool_calls = (int)r->n_calls;
     out->stop = r->stop;
-    out->finish = r->state == ROW_STOPPED ? FINISH_STOP : r->state == ROW_FULL ? FINISH_LENGTH : FINISH_CANCELLED;
+    out->finish = r->state == ROW_STOPPED ? FINISH_STOP
+                  : r->state == ROW_FULL  ? FINISH_LENGTH
+                                          : FINISH_CANCELLED;
 }

@@ -1,8 +1,8 @@
 /* One sample being generated: the state machine that decides what each token means (NANOCHAT 2.1).
  *
- * It knows nothing of batches, pages of others or logits: tokens go in one by one with row_draw() or, for a prefix,
- * row_replay(); forced tokens that a tool call asks for are appended at once.  `tokens`, `mask` and the log-probability
- * arrays always have one length.  Engine thread only. */
+ * It knows nothing of batches, pages of others or logits: tokens go in one by one with row_draw() or, for a
+ * prefix, row_replay(); forced tokens that a tool call asks for are appended at once.  `tokens`, `mask` and
+ * the log-probability arrays always have one length.  Engine thread only. */
 #ifndef COP_ROW_H
 #define COP_ROW_H
 
@@ -35,7 +35,7 @@ typedef struct row {
     tool_call *calls;
     size_t n_calls, cap_calls;
     row_state state;
-    int32_t stop;      /* the stop token that was hit, or -1 */
+    int32_t stop; /* the stop token that was hit, or -1 */
     bool in_python;
     token_list expr;   /* since python_start */
     token_list forced; /* a tool's answer that was not fed yet, from forced_at on */
@@ -45,20 +45,23 @@ typedef struct row {
 
 /* A row after prompt[0, n_prompt), with room for `limit` >= 0 tokens; with limit 0 it is ROW_FULL at once.
  * `prompt` and `rules` are borrowed.  On failure the row is zeroed. */
-cop_status row_init(row *r, const row_rules *rules, const int32_t *prompt, int n_prompt, int limit, cop_error *err);
+cop_status row_init(row *r, const row_rules *rules, const int32_t *prompt, int n_prompt, int limit,
+                    cop_error *err);
 void row_free(row *r, kv_pool *pool);
 
 /* Tokens of the completion so far, a prefix included: the index of the next one. */
 static inline int row_index(const row *r) { return r->seq.n - r->seq.n_head; }
 
-/* Feed the caller's prefix, then force what is missing of an open tool answer.  COP_EINVAL if the prefix contradicts
- * the state machine: a stop token, not the tool's answer after a call, longer than the limit. */
+/* Feed the caller's prefix, then force what is missing of an open tool answer.  COP_EINVAL if the prefix
+ * contradicts the state machine: a stop token, not the tool's answer after a call, longer than the limit. */
 cop_status row_replay(row *r, const int32_t *prefix, size_t n_prefix, cop_error *err);
 
-/* Append a drawn token and whatever it forces.
- *   kept  [n_kept] best first, or NULL */
-cop_status row_draw(row *r, int32_t token, float logprob, float model_logprob, const int32_t *kept, int n_kept,
-                    cop_error *err);
+/* Where the sampler writes the kept ids of the next token ([rules->kept]), or NULL if they are not recorded.
+ */
+int32_t *row_kept_room(row *r);
+
+/* Append a drawn token, the first n_kept ids of row_kept_room() with it, and whatever it forces. */
+cop_status row_draw(row *r, int32_t token, float logprob, float model_logprob, int n_kept, cop_error *err);
 
 /* What the sample looks like now: new tokens only.  Points into the row. */
 void row_result(const row *r, sample_result *out);

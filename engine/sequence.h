@@ -1,8 +1,9 @@
-/* A sequence of tokens and how much of it is in the KV cache: what prompts, rows and scored sequences have in common.
+/* A sequence of tokens and how much of it is in the KV cache: what prompts, rows and scored sequences have in
+ * common.
  *
  * Tokens [0, n_head) are borrowed (a row borrows its prompt's), tokens [n_head, n) are its own.  Positions
- * [0, n_computed) have their K and V in `pages`.  Whatever lies between n_computed and n is pending: a prompt still to be
- * prefilled, a forced span, or the one token drawn last.  Engine thread only. */
+ * [0, n_computed) have their K and V in `pages`.  Whatever lies between n_computed and n is pending: a prompt
+ * still to be prefilled, a forced span, or the one token drawn last.  Engine thread only. */
 #ifndef COP_SEQUENCE_H
 #define COP_SEQUENCE_H
 

@@ -1,11 +1,12 @@
 /* Reading a checkpoint into packed weights.
  *
- * Tensors are read in order of their names, a few rows at a time: hashed as they are in the file, widened to fp32,
- * checked, packed.  Nothing of the file stays in memory.
+ * Tensors are read in order of their names, a few rows at a time: hashed as they are in the file, widened to
+ * fp32, checked, packed.  Nothing of the file stays in memory.
  *
- * The digest is XXH3-128 over, for each tensor in order of name: name, NUL, then as little-endian u64 the dtype
- * (tensor_dtype), the rank and the dims, then the bytes; and after the tensors the resolved architecture, each field as
- * a little-endian u64 in the order of digest_arch(), floats as the bits of a double. */
+ * The digest is XXH3-128 over, for each tensor in order of name: name, NUL, then as little-endian u64 the
+ * dtype (tensor_dtype), the rank and the dims, then the bytes; and after the tensors the resolved
+ * architecture, each field as a little-endian u64 in the order of digest_arch(), floats as the bits of a
+ * double. */
 #include "engine/weights.h"
 
 #include <assert.h>
@@ -29,9 +30,10 @@ static void digest_real(XXH3_state_t *h, double v) {
 }
 
 static void digest_arch(XXH3_state_t *h, const arch *a) {
-    const int64_t counts[] = {a->vocab,        a->dim,          a->n_layers,     a->n_heads,       a->n_kv_heads,
-                              a->head_dim,     a->ff_dim,       a->sequence_len, a->rope_bf16,     a->has_lambdas,
-                              a->gate_channels, a->smear_channels, a->has_backout};
+    const int64_t counts[] = {a->vocab,      a->dim,         a->n_layers,      a->n_heads,
+                              a->n_kv_heads, a->head_dim,    a->ff_dim,        a->sequence_len,
+                              a->rope_bf16,  a->has_lambdas, a->gate_channels, a->smear_channels,
+                              a->has_backout};
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) digest_u64(h, (uint64_t)counts[i]);
     const double reals[] = {a->softcap, a->rope_base, a->qk_scale, a->eps, a->gate_factor};
     for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++) digest_real(h, reals[i]);
@@ -79,8 +81,9 @@ static bool layer_target(const char *rest, layer_weights *l, target *t) {
     struct {
         const char *name;
         k_matrix **matrix;
-    } names[] = {{"attn.c_q.weight", &l->q},         {"attn.c_k.weight", &l->k}, {"attn.c_v.weight", &l->v},
-                 {"attn.c_proj.weight", &l->attn_out}, {"mlp.c_fc.weight", &l->fc}, {"mlp.c_proj.weight", &l->mlp_out},
+    } names[] = {{"attn.c_q.weight", &l->q},       {"attn.c_k.weight", &l->k},
+                 {"attn.c_v.weight", &l->v},       {"attn.c_proj.weight", &l->attn_out},
+                 {"mlp.c_fc.weight", &l->fc},      {"mlp.c_proj.weight", &l->mlp_out},
                  {"attn.ve_gate.weight", &l->gate}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(rest, names[i].name) != 0) continue;
@@ -93,20 +96,30 @@ static bool layer_target(const char *rest, layer_weights *l, target *t) {
 static bool find_target(weights *w, const char *name, target *t) {
     *t = (target){.stride = 1};
     int layer, used = 0;
-    if (sscanf(name, "transformer.h.%d.%n", &layer, &used) == 1 && used > 0 && layer >= 0 && layer < w->n_layers)
+    if (sscanf(name, "transformer.h.%d.%n", &layer, &used) == 1 && used > 0 && layer >= 0 &&
+        layer < w->n_layers)
         return layer_target(name + used, &w->layers[layer], t);
-    if (sscanf(name, "value_embeds.%d.weight%n", &layer, &used) == 1 && used > 0 && layer >= 0 && layer < w->n_layers) {
+    if (sscanf(name, "value_embeds.%d.weight%n", &layer, &used) == 1 && used > 0 && layer >= 0 &&
+        layer < w->n_layers) {
         t->table = &w->layers[layer].value_embed;
         return true;
     }
-    if (!strcmp(name, "transformer.wte.weight")) t->table = &w->embed;
-    else if (!strcmp(name, "lm_head.weight")) t->matrix = &w->lm_head;
-    else if (!strcmp(name, "smear_gate.weight")) t->matrix = &w->smear_gate;
-    else if (!strcmp(name, "smear_lambda")) t->scalars = &w->smear_lambda;
-    else if (!strcmp(name, "backout_lambda")) t->scalars = &w->backout;
-    else if (!strcmp(name, "resid_lambdas")) t->scalars = &w->layers[0].resid;
-    else if (!strcmp(name, "x0_lambdas")) t->scalars = &w->layers[0].x0;
-    else return false;
+    if (!strcmp(name, "transformer.wte.weight"))
+        t->table = &w->embed;
+    else if (!strcmp(name, "lm_head.weight"))
+        t->matrix = &w->lm_head;
+    else if (!strcmp(name, "smear_gate.weight"))
+        t->matrix = &w->smear_gate;
+    else if (!strcmp(name, "smear_lambda"))
+        t->scalars = &w->smear_lambda;
+    else if (!strcmp(name, "backout_lambda"))
+        t->scalars = &w->backout;
+    else if (!strcmp(name, "resid_lambdas"))
+        t->scalars = &w->layers[0].resid;
+    else if (!strcmp(name, "x0_lambdas"))
+        t->scalars = &w->layers[0].x0;
+    else
+        return false;
     if (strstr(name, "_lambdas")) t->stride = sizeof(layer_weights) / sizeof(float);
     return true;
 }
@@ -119,10 +132,13 @@ static cop_status open_target(weights *w, const target *t, int n_rows, int n_col
 }
 
 static void put_rows(weights *w, const target *t, int first, int n, int n_columns, const float *rows) {
-    if (t->matrix) k_matrix_pack(w->k, *t->matrix, first, n, rows);
-    else if (t->table) k_table_pack(w->k, *t->table, first, n, rows);
+    if (t->matrix)
+        k_matrix_pack(w->k, *t->matrix, first, n, rows);
+    else if (t->table)
+        k_table_pack(w->k, *t->table, first, n, rows);
     else
-        for (int i = 0; i < n * n_columns; i++) t->scalars[(size_t)(first * n_columns + i) * t->stride] = rows[i];
+        for (int i = 0; i < n * n_columns; i++)
+            t->scalars[(size_t)(first * n_columns + i) * t->stride] = rows[i];
 }
 
 typedef struct reader {
@@ -157,10 +173,11 @@ static cop_status read_tensor(weights *w, reader *r, const tensor_info *info, co
         widen(r->wide, r->raw, n_elements, info->dtype);
         for (size_t i = 0; i < n_elements; i++) {
             if (!isfinite(r->wide[i]))
-                return cop_fail(err, COP_EMODEL, "cannot use tensor \"%s\": element %zu is not finite", info->name,
-                                (size_t)first * (size_t)n_columns + i);
+                return cop_fail(err, COP_EMODEL, "cannot use tensor \"%s\": element %zu is not finite",
+                                info->name, (size_t)first * (size_t)n_columns + i);
         }
-        if (first < n_used) put_rows(w, &t, first, n_used - first < n ? n_used - first : n, n_columns, r->wide);
+        if (first < n_used)
+            put_rows(w, &t, first, n_used - first < n ? n_used - first : n, n_columns, r->wide);
     }
     return COP_OK;
 }

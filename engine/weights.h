@@ -1,4 +1,5 @@
-/* A set of weights, packed for a backend: read once from a checkpoint, then immutable, with a digest that names it. */
+/* A set of weights, packed for a backend: read once from a checkpoint, then immutable, with a digest that
+ * names it. */
 #ifndef COP_WEIGHTS_H
 #define COP_WEIGHTS_H
 
@@ -24,8 +25,8 @@ typedef struct weights {
     char digest[33];       /* XXH3-128 in hex: PROTOCOL "Weights" */
 } weights;
 
-/* Read and pack every tensor of `c`.  Errors: COP_EIO (the file changed meanwhile), COP_EMODEL (a tensor holds NaN or
- * infinity), COP_ENOMEM; *out is then NULL. */
+/* Read and pack every tensor of `c`.  Errors: COP_EIO (the file changed meanwhile), COP_EMODEL (a tensor
+ * holds NaN or infinity), COP_ENOMEM; *out is then NULL. */
 cop_status weights_open(weights **out, k_ctx *k, checkpoint *c, cop_error *err);
 void weights_close(weights *w);
 

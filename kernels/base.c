@@ -19,7 +19,8 @@ const char *cop_status_text(cop_status status) {
     return "unknown status";
 }
 
-cop_status cop_fail_at(cop_error *err, cop_status status, const char *file, int line, const char *format, ...) {
+cop_status cop_fail_at(cop_error *err, cop_status status, const char *file, int line, const char *format,
+                       ...) {
     assert(status != COP_OK);
     if (!err) return status;
     *err = (cop_error){.status = status, .file = file, .line = line};
@@ -32,14 +33,19 @@ cop_status cop_fail_at(cop_error *err, cop_status status, const char *file, int 
 
 void cop_error_prefix(cop_error *err, const char *format, ...) {
     if (!err) return;
-    char old[sizeof err->message];
-    memcpy(old, err->message, sizeof old);
+    char text[sizeof err->message];
     va_list args;
     va_start(args, format);
-    int n = vsnprintf(err->message, sizeof err->message, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    if (n < 0 || (size_t)n >= sizeof err->message) return;
-    snprintf(err->message + n, sizeof err->message - (size_t)n, ": %s", old);
+    size_t n = strlen(text), room = sizeof err->message - 1;
+    if (n + 2 > room) return; /* no room for both: keep the message, which says what failed */
+    size_t kept = strlen(err->message);
+    if (n + 2 + kept > room) kept = room - n - 2;
+    memmove(err->message + n + 2, err->message, kept);
+    err->message[n + 2 + kept] = '\0';
+    memcpy(err->message, text, n);
+    memcpy(err->message + n, ": ", 2);
 }
 
 /* ---- The heap. */
@@ -143,7 +149,8 @@ cop_status cpu_isa_pick(cpu_isa *isa, cop_error *err) {
     for (int i = CPU_SCALAR; i <= CPU_AVX2; i++) {
         if (strcmp(name, cpu_isa_name((cpu_isa)i)) != 0) continue;
         if (i > (int)*isa)
-            return cop_fail(err, COP_EINVAL, "cannot use COPPICE_ISA=%s: this machine has only %s", name, cpu_isa_name(*isa));
+            return cop_fail(err, COP_EINVAL, "cannot use COPPICE_ISA=%s: this machine has only %s", name,
+                            cpu_isa_name(*isa));
         *isa = (cpu_isa)i;
         return COP_OK;
     }

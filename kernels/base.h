@@ -1,8 +1,8 @@
 /* What everything below the worker shares: status and error, checked allocation, CPU features.
  *
- * Errors come in three tiers.  A bug of ours is an assert (asserts stay on in release builds).  A failure of the world
- * or of input is a cop_status with a filled cop_error.  Streams of small operations keep their first error and are
- * checked once at the end. */
+ * Errors come in three tiers.  A bug of ours is an assert (asserts stay on in release builds).  A failure of
+ * the world or of input is a cop_status with a filled cop_error.  Streams of small operations keep their
+ * first error and are checked once at the end. */
 #ifndef COP_BASE_H
 #define COP_BASE_H
 
@@ -31,7 +31,8 @@ typedef enum cop_status { COP_STATUS_LIST(COP_STATUS_ENUM) } cop_status;
 /* The text of a status, for example "out of memory".  Any thread. */
 const char *cop_status_text(cop_status status);
 
-/* One failure: what, where in the input (`key`, a path such as "prompts[3].tokens", or ""), and where in the code. */
+/* One failure: what, where in the input (`key`, a path such as "prompts[3].tokens", or ""), and where in the
+ * code. */
 typedef struct cop_error {
     cop_status status;
     int line;
@@ -58,21 +59,21 @@ void cop_error_prefix(cop_error *err, const char *format, ...) __attribute__((fo
         }                                                                                                    \
     } while (0)
 
-/* ---- The heap.  Any thread.  A product that overflows fails like an allocation that does.  All return NULL on
- * failure; mem_free(NULL) does nothing.  `n` of 0 gives a unique pointer that must be freed. */
+/* ---- The heap.  Any thread.  A product that overflows fails like an allocation that does.  All return NULL
+ * on failure; mem_free(NULL) does nothing.  `n` of 0 gives a unique pointer that must be freed. */
 void *mem_alloc(size_t n, size_t size);
 void *mem_zalloc(size_t n, size_t size);
 void *mem_realloc(void *p, size_t n, size_t size); /* keeps *p valid on failure */
-void *mem_alloc_aligned(size_t n, size_t size);    /* 64-byte aligned, pages untouched; ends with mem_free too */
+void *mem_alloc_aligned(size_t n, size_t size); /* 64-byte aligned, pages untouched; ends with mem_free too */
 char *mem_strdup(const char *s);
 void mem_free(void *p);
 
-/* Make room for `want` items of `size` bytes in *p (capacity *cap items), growing by half.  False on failure, with *p
- * and *cap unchanged. */
+/* Make room for `want` items of `size` bytes in *p (capacity *cap items), growing by half.  False on failure,
+ * with *p and *cap unchanged. */
 bool mem_grow(void **p, size_t *cap, size_t want, size_t size);
 
-/* Tests: let the n-th allocation from now on fail (0: the next), once.  mem_fail_stop() ends that and tells whether it
- * happened.  mem_live() counts blocks that are not freed. */
+/* Tests: let the n-th allocation from now on fail (0: the next), once.  mem_fail_stop() ends that and tells
+ * whether it happened.  mem_live() counts blocks that are not freed. */
 void mem_fail_after(long n);
 bool mem_fail_stop(void);
 long mem_live(void);
@@ -80,16 +81,16 @@ long mem_live(void);
 /* ---- CPU.  Instruction sets that kernels are written for, worst first. */
 typedef enum cpu_isa { CPU_SCALAR, CPU_AVX2 } cpu_isa;
 
-/* The best of this machine, or the one that the environment variable COPPICE_ISA names (scalar, avx2), if this machine
- * has it.  COP_EINVAL for an unknown name or one that the machine lacks. */
+/* The best of this machine, or the one that the environment variable COPPICE_ISA names (scalar, avx2), if
+ * this machine has it.  COP_EINVAL for an unknown name or one that the machine lacks. */
 cop_status cpu_isa_pick(cpu_isa *isa, cop_error *err);
 const char *cpu_isa_name(cpu_isa isa);
 
 /* Cores that this process may use: affinity mask and cgroup quota respected; at least 1. */
 int cpu_count(void);
 
-/* Flush denormals to zero in the calling thread.  Every thread that computes calls it once at its start, so that all
- * instruction sets agree (vdpbf16ps always flushes). */
+/* Flush denormals to zero in the calling thread.  Every thread that computes calls it once at its start, so
+ * that all instruction sets agree (vdpbf16ps always flushes). */
 void cpu_flush_denormals(void);
 
 #endif

@@ -14,7 +14,8 @@ enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
 static void print_help(FILE *out) {
     fprintf(out, "usage: coppice COMMAND [options]\n\n");
-    for (int i = 0; i < N_COMMANDS; i++) fprintf(out, "  %-12s %s\n", commands[i]->name, commands[i]->summary);
+    for (int i = 0; i < N_COMMANDS; i++)
+        fprintf(out, "  %-12s %s\n", commands[i]->name, commands[i]->summary);
     fprintf(out, "\n`coppice COMMAND --help` explains a command; `coppice --version` tells what this is.\n");
 }
 
@@ -48,6 +49,7 @@ int main(int argc, char **argv) {
     }
     const char *names[N_COMMANDS];
     for (int i = 0; i < N_COMMANDS; i++) names[i] = commands[i]->name;
-    fprintf(stderr, "coppice: unknown command \"%s\": did you mean \"%s\"?\n", argv[1], nearest_name(argv[1], names, N_COMMANDS));
+    fprintf(stderr, "coppice: unknown command \"%s\": did you mean \"%s\"?\n", argv[1],
+            nearest_name(argv[1], names, N_COMMANDS));
     return 2;
 }

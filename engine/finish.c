@@ -1,0 +1,124 @@
+/* Ends: what samples, scores and jobs tell, and how they leave. */
+#include "engine/engine_internal.h"
+
+void finish_sample(engine *e, prompt *p, uint32_t index, const row *r) {
+    static const float no_float = 0.0f;
+    static const int32_t no_id = 0;
+    static const uint32_t no_offset = 0;
+    engine_job *j = p->job;
+    sample_result s = {.prompt = (uint32_t)(p - j->prompts),
+                       .sample = p->first_sample + index,
+                       .seed = p->seed,
+                       .finish = FINISH_CANCELLED,
+                       .stop = -1};
+    if (r) row_result(r, &s);
+    if (!s.logprobs && j->rules.logprobs) s.logprobs = &no_float;
+    if (!s.model_logprobs && j->rules.model_logprobs) s.model_logprobs = &no_float;
+    if (!s.kept_offsets && j->rules.kept) {
+        s.kept_ids = &no_id;
+        s.kept_offsets = &no_offset;
+    }
+    uint64_t n_drawn = r ? r->n_drawn : 0, n_forced = r ? r->n_forced : 0;
+    j->totals.samples++;
+    j->totals.sampled_tokens += n_drawn;
+    j->totals.forced_tokens += n_forced;
+    e->totals.samples++;
+    e->totals.sampled_tokens += n_drawn;
+    e->totals.forced_tokens += n_forced;
+    j->n_open--;
+    j->events.sample(j->events.context, &s);
+}
+
+void finish_failed(engine_job *j, const cop_error *err) {
+    if (j->over) return;
+    j->over = true;
+    j->failure = *err;
+}
+
+static void live_row_close(engine *e, live_row *r) {
+    row_free(&r->row, &e->pool);
+    mem_free(r);
+}
+
+static void scored_release(engine *e, scored *s) {
+    sequence_free(&s->seq, &e->pool);
+    s->granted = false;
+}
+
+/* Drop what is over: finished rows, prompts whose samples have all started, and everything of jobs that
+ * ended. */
+static void sweep_parts(engine *e) {
+    int n_rows = 0;
+    for (int i = 0; i < e->n_rows; i++) {
+        live_row *r = e->rows[i];
+        if (r->prompt->job->over || r->row.state != ROW_RUNNING)
+            live_row_close(e, r);
+        else
+            e->rows[n_rows++] = r;
+    }
+    e->n_rows = n_rows;
+    size_t n = 0;
+    for (size_t i = 0; i < e->n_prompts; i++) {
+        prompt *p = e->prompts[i];
+        if (p->job->over || p->n_started == p->job->n)
+            admission_release(e, p);
+        else
+            e->prompts[n++] = p;
+    }
+    e->n_prompts = n;
+    n = 0;
+    for (size_t i = 0; i < e->n_scores; i++) {
+        scored *s = e->scores[i];
+        if (s->job->over || sequence_pending(&s->seq) == 0)
+            scored_release(e, s);
+        else
+            e->scores[n++] = s;
+    }
+    e->n_scores = n;
+}
+
+static void job_tell_end(engine_job *j) {
+    if (j->silent) return;
+    bool rollout = j->kind == JOB_ROLLOUT;
+    if (j->failure.status != COP_OK) {
+        if (rollout)
+            j->events.failed(j->events.context, &j->failure);
+        else
+            j->score.failed(j->score.context, &j->failure);
+    } else if (rollout) {
+        j->totals.seconds = job_clock() - j->start;
+        j->events.done(j->events.context, &j->totals);
+    } else {
+        j->score.done(j->score.context);
+    }
+}
+
+void finish_sweep(engine *e) {
+    for (engine_job *j = e->jobs; j; j = j->next) j->over = j->over || j->n_open == 0;
+    sweep_parts(e);
+    engine_job **link = &e->jobs;
+    while (*link) {
+        engine_job *j = *link;
+        if (!j->over) {
+            link = &j->next;
+            continue;
+        }
+        *link = j->next;
+        job_tell_end(j);
+        job_close(j);
+    }
+}
+
+void finish_scored(scored *s) {
+    engine_job *j = s->job;
+    int top = j->score.top;
+    score_result r = {.n = (size_t)s->n_tokens, .logprobs = s->logprobs, .top = top};
+    if (top > 0) {
+        r.top_ids = s->top_ids;
+        r.top_logprobs = s->top_logprobs;
+        r.next_ids = s->next_ids;
+        r.next_logprobs = s->next_logprobs;
+    }
+    j->n_open--;
+    j->score.scored(j->score.context, (size_t)(s - j->scores), &r);
+}
