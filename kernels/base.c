@@ -131,6 +131,15 @@ bool mem_fail_stop(void) {
 
 long mem_live(void) { return atomic_load(&live_blocks); }
 
+size_t mem_available(void) {
+    size_t kib = 0;
+    FILE *f = fopen("/proc/meminfo", "re");
+    char line[128];
+    while (f && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %zu kB", &kib) != 1) continue;
+    if (f) fclose(f);
+    return kib ? kib * 1024 : (size_t)1 << 30;
+}
+
 /* ---- CPU. */
 
 static cpu_isa best_isa(void) {

@@ -78,6 +78,9 @@ void mem_fail_after(long n);
 bool mem_fail_stop(void);
 long mem_live(void);
 
+/* Bytes that new allocations could take without swapping, as the kernel estimates; 1 GiB where it does not say. */
+size_t mem_available(void);
+
 /* ---- CPU.  Instruction sets that kernels are written for, worst first. */
 typedef enum cpu_isa { CPU_SCALAR, CPU_AVX2 } cpu_isa;
 

@@ -8,5 +8,6 @@ extern const command command_calc;
 extern const command command_worker;
 extern const command command_tokenize;
 extern const command command_detokenize;
+extern const command command_inspect;
 
 #endif

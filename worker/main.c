@@ -10,6 +10,7 @@ static const command *const commands[] = {
     &command_calc,
     &command_tokenize,
     &command_detokenize,
+    &command_inspect,
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
