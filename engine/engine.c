@@ -15,18 +15,9 @@ rollout_sampling rollout_sampling_defaults(void) {
 
 /* ---- Life. */
 
-static size_t free_memory(void) {
-    size_t kib = 0;
-    FILE *f = fopen("/proc/meminfo", "re");
-    char line[128];
-    while (f && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %zu kB", &kib) != 1) continue;
-    if (f) fclose(f);
-    return kib ? kib * 1024 : (size_t)1 << 30;
-}
-
 static cop_status open_pool(engine *e, cop_error *err) {
     size_t page_bytes = k_page_bytes(e->k, e->a.n_layers, e->a.n_kv_heads, e->a.head_dim);
-    size_t bytes = e->o.kv_memory ? e->o.kv_memory : free_memory() / 4;
+    size_t bytes = e->o.kv_memory ? e->o.kv_memory : mem_available() / 4;
     size_t n = bytes / page_bytes;
     if (n > (size_t)1 << 30) n = (size_t)1 << 30;
     if (n == 0)
@@ -105,7 +96,8 @@ cop_status engine_open(engine **out, checkpoint *c, const tokenizer *t, const en
         return cop_fail(err, COP_EFORMAT, "the tokenizer has %d ids, but the model %d", tokenizer_vocab(t),
                         a->vocab);
     if (a->head_dim > K_MAX_HEAD_DIM)
-        return cop_fail(err, COP_EUNSUPPORTED, "cannot use heads of %d: at most %d", a->head_dim, K_MAX_HEAD_DIM);
+        return cop_fail(err, COP_EUNSUPPORTED, "cannot use heads of %d: at most %d", a->head_dim,
+                        K_MAX_HEAD_DIM);
     if (o->context < 0 || o->context > a->context)
         return cop_fail(err, COP_EINVAL, "cannot use a context of %d: the model's is %d", o->context,
                         a->context);

@@ -40,9 +40,9 @@ def main():
             continue
         rc, text, secs = run([str(exe)], env)
         good = len(re.findall(r"^ok ", text, re.M))
-        bad = len(re.findall(r"^not ok ", text, re.M))
-        skip = len(re.findall(r"^ok .*# SKIP", text, re.M))
-        tell(exe.name, rc == 0 and bad == 0 and good > 0, good - skip, bad, skip, text, secs)
+        skip = len(re.findall(r"^not ok .*# SKIP", text, re.M))  # so cmocka 1.1 writes it
+        bad = len(re.findall(r"^not ok ", text, re.M)) - skip
+        tell(exe.name, rc == 0 and bad == 0 and good > 0, good, bad, skip, text, secs)
     for exe in sorted((build / "tests").glob("fuzz_*")):
         if exe.suffix or not wanted(exe.name):
             continue
@@ -54,8 +54,7 @@ def main():
     pytests = sorted(str(p) for p in pathlib.Path("tests").glob("*/test_*.py") if wanted(p.stem))
     if pytests:
         # Coloured or quiet, pytest's closing line holds the counts; print it as it comes, so that a hang shows where.
-        p = subprocess.Popen([sys.executable, "-m", "pytest", "-q", "-x" if os.environ.get("FAILFAST") else "-q", "-p",
-                              "no:cacheprovider", "--durations=5", *pytests], stdout=subprocess.PIPE,
+        p = subprocess.Popen([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", *pytests], stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, env=env, text=True)
         text = ""
         for line in p.stdout:

@@ -36,7 +36,8 @@ cop_status convert_ids(int32_t **out, wire_ids ids, int vocab, const char *key, 
         if (ids.ids[i] >= (uint32_t)vocab) {
             mem_free(*out);
             *out = NULL;
-            cop_fail(err, COP_EINVAL, "token %zu is %u, but the vocabulary has ids 0 to %d", i, (unsigned)ids.ids[i], vocab - 1);
+            cop_fail(err, COP_EINVAL, "token %zu is %u, but the vocabulary has ids 0 to %d", i,
+                     (unsigned)ids.ids[i], vocab - 1);
             return at_key(err, COP_EINVAL, key, "");
         }
         (*out)[i] = (int32_t)ids.ids[i];
@@ -47,15 +48,18 @@ cop_status convert_ids(int32_t **out, wire_ids ids, int vocab, const char *key, 
 /* The wire's messages and the engine's differ in type only. */
 static cop_status encode_messages(token_list *out, const request_input *input, const tokenizer *t, size_t cut,
                                   cop_error *err) {
-    static const chat_role roles[] = {[REQUEST_SYSTEM] = CHAT_SYSTEM, [REQUEST_USER] = CHAT_USER, [REQUEST_ASSISTANT] = CHAT_ASSISTANT};
-    static const chat_part_kind kinds[] = {
-        [REQUEST_TEXT] = CHAT_TEXT, [REQUEST_PYTHON] = CHAT_PYTHON, [REQUEST_PYTHON_OUTPUT] = CHAT_PYTHON_OUTPUT};
+    static const chat_role roles[] = {
+        [REQUEST_SYSTEM] = CHAT_SYSTEM, [REQUEST_USER] = CHAT_USER, [REQUEST_ASSISTANT] = CHAT_ASSISTANT};
+    static const chat_part_kind kinds[] = {[REQUEST_TEXT] = CHAT_TEXT,
+                                           [REQUEST_PYTHON] = CHAT_PYTHON,
+                                           [REQUEST_PYTHON_OUTPUT] = CHAT_PYTHON_OUTPUT};
     size_t n_parts = 0;
     for (size_t i = 0; i < input->n_messages; i++) n_parts += input->messages[i].n_parts;
     chat_message *messages = mem_alloc(input->n_messages, sizeof *messages);
     chat_part *parts = mem_alloc(n_parts, sizeof *parts), *part = parts;
     cop_status status = COP_OK;
-    if (!messages || !parts) status = cop_fail(err, COP_ENOMEM, "could not copy %zu messages", input->n_messages);
+    if (!messages || !parts)
+        status = cop_fail(err, COP_ENOMEM, "could not copy %zu messages", input->n_messages);
     for (size_t i = 0; i < input->n_messages && status == COP_OK; i++) {
         const request_message *m = &input->messages[i];
         messages[i] = (chat_message){roles[m->role], m->is_string, part, m->n_parts};
@@ -74,8 +78,8 @@ static cop_status encode_text(token_list *out, wire_text text, const tokenizer *
     return status == COP_OK ? tokenizer_encode(t, text.bytes, text.n, out, err) : status;
 }
 
-cop_status convert_input(token_list *out, const request_input *input, const tokenizer *t, int vocab, bool bos, size_t cut,
-                         const char *key, cop_error *err) {
+cop_status convert_input(token_list *out, const request_input *input, const tokenizer *t, int vocab, bool bos,
+                         size_t cut, const char *key, cop_error *err) {
     if (input->kind == REQUEST_INPUT_TOKENS) {
         int32_t *ids;
         cop_status status = convert_ids(&ids, input->tokens, vocab, "tokens", err);
@@ -86,16 +90,21 @@ cop_status convert_input(token_list *out, const request_input *input, const toke
     }
     bool text = input->kind == REQUEST_INPUT_TEXT;
     const char *part = text ? "text" : "messages";
-    if (!t) return at_key(err, cop_fail(err, COP_EUNSUPPORTED, "the model has no tokenizer: send token ids"), key, part);
+    if (!t)
+        return at_key(err, cop_fail(err, COP_EUNSUPPORTED, "the model has no tokenizer: send token ids"), key,
+                      part);
     if (text && bos && tokenizer_special(t, TOKEN_BOS) < 0)
-        return at_key(err, cop_fail(err, COP_EUNSUPPORTED, "the tokenizer has no <|bos|>: send token ids"), key, part);
-    return at_key(err, text ? encode_text(out, input->text, t, bos, err) : encode_messages(out, input, t, cut, err), key, part);
+        return at_key(err, cop_fail(err, COP_EUNSUPPORTED, "the tokenizer has no <|bos|>: send token ids"),
+                      key, part);
+    return at_key(
+        err, text ? encode_text(out, input->text, t, bos, err) : encode_messages(out, input, t, cut, err),
+        key, part);
 }
 
 /* ---- Rollouts. */
 
-static cop_status convert_prompt(converted_rollout *c, size_t i, const request_prompt *p, uint64_t seed, int vocab,
-                                 const tokenizer *t, cop_error *err) {
+static cop_status convert_prompt(converted_rollout *c, size_t i, const request_prompt *p, uint64_t seed,
+                                 int vocab, const tokenizer *t, cop_error *err) {
     char key[64];
     snprintf(key, sizeof key, "prompts[%zu]", i);
     cop_status status = convert_input(&c->tokens[i], &p->input, t, vocab, true, 0, key, err);
@@ -123,8 +132,11 @@ static cop_status convert_tools(bool *calculator, const request_rollout *r, cons
         wire_text name = r->tools[i];
         bool known = name.n == 10 && !memcmp(name.bytes, "calculator", 10);
         if (known && engine_has_calculator(e)) continue;
-        if (known) cop_fail(err, COP_EUNSUPPORTED, "the model has no tokens to call the calculator with");
-        else cop_fail(err, COP_EUNSUPPORTED, "unknown tool \"%.*s\": the tools are \"calculator\"", (int)(name.n < 64 ? name.n : 64), name.bytes);
+        if (known)
+            cop_fail(err, COP_EUNSUPPORTED, "the model has no tokens to call the calculator with");
+        else
+            cop_fail(err, COP_EUNSUPPORTED, "unknown tool \"%.*s\": the tools are \"calculator\"",
+                     (int)(name.n < 64 ? name.n : 64), name.bytes);
         if (err) snprintf(err->key, sizeof err->key, "tools[%zu]", i);
         return COP_EUNSUPPORTED;
     }
@@ -133,7 +145,8 @@ static cop_status convert_tools(bool *calculator, const request_rollout *r, cons
 
 static int clamp_int(uint32_t v) { return v > INT32_MAX ? INT32_MAX : (int)v; }
 
-static cop_status convert_sampling(converted_rollout *c, const request_rollout *r, const engine *e, cop_error *err) {
+static cop_status convert_sampling(converted_rollout *c, const request_rollout *r, const engine *e,
+                                   cop_error *err) {
     rollout_sampling *s = &c->spec.sampling;
     *s = (rollout_sampling){.max_tokens = clamp_int(r->max_tokens),
                             .min_tokens = clamp_int(r->min_tokens),
@@ -146,7 +159,8 @@ static cop_status convert_sampling(converted_rollout *c, const request_rollout *
                             .model_logprobs = r->model_logprobs,
                             .kept = r->kept};
     if (r->has_stop_tokens) {
-        cop_status status = convert_ids(&c->stop_tokens, r->stop_tokens, engine_arch(e)->vocab, "stop_tokens", err);
+        cop_status status =
+            convert_ids(&c->stop_tokens, r->stop_tokens, engine_arch(e)->vocab, "stop_tokens", err);
         if (status != COP_OK) return status;
         s->stop_tokens = c->stop_tokens;
         s->n_stop_tokens = (int)r->stop_tokens.n;
@@ -188,8 +202,8 @@ void converted_rollout_free(converted_rollout *c) {
     *c = (converted_rollout){0};
 }
 
-cop_status convert_text(char **text, size_t *n_text, char **bytes, size_t *n_bytes, const tokenizer *t, const int32_t *ids,
-                        size_t n, cop_error *err) {
+cop_status convert_text(char **text, size_t *n_text, char **bytes, size_t *n_bytes, const tokenizer *t,
+                        const int32_t *ids, size_t n, cop_error *err) {
     char *raw;
     size_t n_raw;
     *text = NULL;

@@ -23,7 +23,9 @@ static void release(void *context, void *block) {
 }
 const wire_allocator worker_allocator = {resize, release, NULL};
 
-bool client_equal(const client_id *a, const client_id *b) { return a->n == b->n && !memcmp(a->bytes, b->bytes, a->n); }
+bool client_equal(const client_id *a, const client_id *b) {
+    return a->n == b->n && !memcmp(a->bytes, b->bytes, a->n);
+}
 
 void parcel_free(parcel *p) {
     if (!p) return;
@@ -45,7 +47,8 @@ typedef struct flight {
     request *request;
     engine_job *job;
     converted_rollout rollout; /* its tokens are kept for prompts that came as text */
-    reply_sample *held;        /* [n_held] samples that wait for their prompt or the whole request; each owns its arrays */
+    reply_sample
+        *held; /* [n_held] samples that wait for their prompt or the whole request; each owns its arrays */
     size_t n_held, cap_held;
     reply_score *scores; /* [n_sequences] each owns its arrays */
     bool broken;         /* a reply could not be made: told as an error once the engine is not calling */
@@ -71,10 +74,12 @@ static double clock_seconds(void) {
 
 static reply_head head_of(const request *r) { return (reply_head){r->id, r->compress, &worker_allocator}; }
 
-static reply_weights weights_of(const engine_loop *l) { return (reply_weights){0, wire_text_of(engine_digest(l->engine))}; }
+static reply_weights weights_of(const engine_loop *l) {
+    return (reply_weights){0, wire_text_of(engine_digest(l->engine))};
+}
 
-/* Send a message and take it; a message without bytes (there was no memory for it) is not sent, but a last one still
- * tells the service thread that the request is over. */
+/* Send a message and take it; a message without bytes (there was no memory for it) is not sent, but a last
+ * one still tells the service thread that the request is over. */
 static bool post(engine_loop *l, const client_id *client, wire_buffer *message, bool last) {
     letter *p = mem_zalloc(1, sizeof *p);
     if (!p) {
@@ -190,7 +195,8 @@ static bool own_sample(flight *f, const sample_result *s, reply_sample *out) {
     if (r->model_logprobs) out->model_logprobs = copy(s->model_logprobs, n, sizeof(float), &ok);
     if (r->kept) {
         out->kept_offsets = copy(s->kept_offsets, n + 1, sizeof(uint32_t), &ok);
-        out->kept_ids = (wire_ids){copy(s->kept_ids, s->kept_offsets[n], sizeof(uint32_t), &ok), s->kept_offsets[n]};
+        out->kept_ids =
+            (wire_ids){copy(s->kept_ids, s->kept_offsets[n], sizeof(uint32_t), &ok), s->kept_offsets[n]};
     }
     reply_tool_call *calls = mem_alloc((size_t)s->n_tool_calls, sizeof *calls);
     reply_weights_run *run = mem_alloc(1, sizeof *run);
@@ -198,7 +204,8 @@ static bool own_sample(flight *f, const sample_result *s, reply_sample *out) {
     out->weights = run;
     if (!calls || !run) ok = false;
     for (int i = 0; ok && i < s->n_tool_calls; i++)
-        calls[out->n_tool_calls++] = (reply_tool_call){(uint32_t)s->tool_calls[i].at, wire_text_of("calculator"), s->tool_calls[i].ok};
+        calls[out->n_tool_calls++] =
+            (reply_tool_call){(uint32_t)s->tool_calls[i].at, wire_text_of("calculator"), s->tool_calls[i].ok};
     if (ok && n > 0) run[out->n_weights++] = (reply_weights_run){0, weights_of(f->loop)};
     if (ok && r->text) {
         char *text;
@@ -237,8 +244,10 @@ static void deliver_prompt(flight *f, uint32_t prompt) {
     /* In order of index; with `sample` given there is one, of any index. */
     size_t kept = 0;
     for (size_t i = 0; i < f->n_held; i++) {
-        if (f->held[i].prompt == prompt) all[wanted == 1 ? 0 : f->held[i].sample] = f->held[i];
-        else f->held[kept++] = f->held[i];
+        if (f->held[i].prompt == prompt)
+            all[wanted == 1 ? 0 : f->held[i].sample] = f->held[i];
+        else
+            f->held[kept++] = f->held[i];
     }
     f->n_held = kept;
     post_samples(f, all, n);
@@ -275,7 +284,8 @@ static int by_place(const void *a, const void *b) {
 
 static void post_broken(flight *f) {
     wire_error e;
-    wire_fail(&e, WIRE_OVERLOADED, NULL, "there was no memory for the results: try again with fewer prompts or samples");
+    wire_fail(&e, WIRE_OVERLOADED, NULL,
+              "there was no memory for the results: try again with fewer prompts or samples");
     e.retry_after = 1.0;
     post_error(f->loop, &f->client, f->request, &e);
 }
@@ -286,11 +296,14 @@ static void on_done(void *context, const rollout_totals *t) {
         qsort(f->held, f->n_held, sizeof *f->held, by_place);
         post_samples(f, f->held, f->n_held);
     }
-    reply_done done = {t->samples, t->prompt_tokens, t->cached_tokens, t->sampled_tokens, t->forced_tokens, t->seconds};
+    reply_done done = {t->samples,        t->prompt_tokens, t->cached_tokens,
+                       t->sampled_tokens, t->forced_tokens, t->seconds};
     reply_head head = head_of(f->request);
     wire_buffer message = {0};
-    if (f->broken || !reply_encode_done(&message, &head, &done)) post_broken(f);
-    else post(f->loop, &f->client, &message, true);
+    if (f->broken || !reply_encode_done(&message, &head, &done))
+        post_broken(f);
+    else
+        post(f->loop, &f->client, &message, true);
     flight_end(f);
 }
 
@@ -337,8 +350,10 @@ static void on_scores_done(void *context) {
         flight_end(f);
         return;
     }
-    if (f->broken || !reply_encode_scores(&message, &head, &scores)) post_broken(f);
-    else post(f->loop, &f->client, &message, true);
+    if (f->broken || !reply_encode_scores(&message, &head, &scores))
+        post_broken(f);
+    else
+        post(f->loop, &f->client, &message, true);
     flight_end(f);
 }
 
@@ -391,7 +406,8 @@ static void start_rollout(engine_loop *l, parcel *p) {
     const request *r = p->request;
     if (flight_find(l, r->id)) {
         wire_error e;
-        wire_fail(&e, WIRE_DUPLICATE_ID, "id", "a request with this id is in flight: use another id, such as a UUID");
+        wire_fail(&e, WIRE_DUPLICATE_ID, "id",
+                  "a request with this id is in flight: use another id, such as a UUID");
         post_error(l, &p->client, r, &e);
         return;
     }
@@ -560,7 +576,8 @@ cop_status engine_loop_open(engine_loop **out, engine *e, const tokenizer *t, qu
     *out = NULL;
     engine_loop *l = mem_zalloc(1, sizeof *l);
     if (!l) return cop_fail(err, COP_ENOMEM, "could not allocate the engine's thread");
-    *l = (engine_loop){.engine = e, .tokenizer = t, .requests = requests, .replies = replies, .start = clock_seconds()};
+    *l = (engine_loop){
+        .engine = e, .tokenizer = t, .requests = requests, .replies = replies, .start = clock_seconds()};
     int failed = pthread_create(&l->thread, NULL, run, l);
     if (failed) {
         mem_free(l);

@@ -3,7 +3,8 @@
  *   service thread --- parcel{client, request} ---> requests --> engine thread
  *   service thread <-- letter{client, message} ---- replies  <--
  *
- * Every parcel with a request gets exactly one letter that is marked last.  Nothing but the two queues is shared. */
+ * Every parcel with a request gets exactly one letter that is marked last.  Nothing but the two queues is
+ * shared. */
 #ifndef COP_ENGINE_LOOP_H
 #define COP_ENGINE_LOOP_H
 
@@ -45,8 +46,8 @@ void letter_free(letter *l);
 
 typedef struct engine_loop engine_loop;
 
-/* Start the thread; returns when it runs.  engine, tokenizer (may be NULL) and queues are borrowed; the engine belongs to
- * the thread until engine_loop_close(). */
+/* Start the thread; returns when it runs.  engine, tokenizer (may be NULL) and queues are borrowed; the
+ * engine belongs to the thread until engine_loop_close(). */
 cop_status engine_loop_open(engine_loop **out, engine *e, const tokenizer *t, queue *requests, queue *replies,
                             cop_error *err);
 void engine_loop_close(engine_loop *l); /* sends PARCEL_STOP and joins */

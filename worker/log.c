@@ -18,6 +18,7 @@ void log_event(log_level level, const char *format, ...) {
     va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
     va_end(args);
-    fprintf(stderr, "%s.%03ldZ %s %s\n", when, t.tv_nsec / 1000000, names[level], line); /* one write: stderr is unbuffered
-                                                                                           but stdio locks it */
+    fprintf(stderr, "%s.%03ldZ %s %s\n", when, t.tv_nsec / 1000000, names[level],
+            line); /* one write: stderr is unbuffered
+                     but stdio locks it */
 }

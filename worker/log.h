@@ -1,4 +1,5 @@
-/* Log lines on stderr: `TIME LEVEL event key=value ...`, one line per event, the unit in the key.  Any thread. */
+/* Log lines on stderr: `TIME LEVEL event key=value ...`, one line per event, the unit in the key.  Any
+ * thread. */
 #ifndef COP_LOG_H
 #define COP_LOG_H
 

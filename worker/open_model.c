@@ -21,7 +21,8 @@ cop_status open_model_init(open_model *out, const model_options *m, cop_error *e
     checkpoint *c;
     checkpoint_options options = model_checkpoint_options(m);
     COP_TRY(checkpoint_open(&c, m->model, &options, err), err, "open model \"%s\"", m->model);
-    for (int i = 0; i < checkpoint_n_notes(c); i++) fprintf(stderr, "coppice: note: %s\n", checkpoint_note(c, i));
+    for (int i = 0; i < checkpoint_n_notes(c); i++)
+        fprintf(stderr, "coppice: note: %s\n", checkpoint_note(c, i));
     cop_status status = open_engine(out, c, m, err);
     checkpoint_close(c);
     if (status != COP_OK) {

@@ -10,7 +10,8 @@ typedef struct open_model {
     engine *engine;
 } open_model;
 
-/* Open the model that the options name; notes about what had to be assumed go to stderr.  On failure *out is zeroed. */
+/* Open the model that the options name; notes about what had to be assumed go to stderr.  On failure *out is
+ * zeroed. */
 cop_status open_model_init(open_model *out, const model_options *m, cop_error *err);
 void open_model_free(open_model *o);
 

@@ -42,8 +42,10 @@ void queue_close(queue *q) {
 void queue_put(queue *q, queue_item **item) {
     assert(*item && !(*item)->next);
     pthread_mutex_lock(&q->mutex);
-    if (q->tail) q->tail->next = *item;
-    else q->head = *item;
+    if (q->tail)
+        q->tail->next = *item;
+    else
+        q->head = *item;
     q->tail = *item;
     *item = NULL;
     pthread_cond_signal(&q->filled);

@@ -1,7 +1,7 @@
 /* The one object that two threads share: a queue of owned items with a descriptor to poll.
  *
- * Items embed a queue_item as their first member.  put() takes the item (the caller's pointer is NULL after), take()
- * gives it.  Any thread. */
+ * Items embed a queue_item as their first member.  put() takes the item (the caller's pointer is NULL after),
+ * take() gives it.  Any thread. */
 #ifndef COP_QUEUE_H
 #define COP_QUEUE_H
 

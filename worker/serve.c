@@ -14,8 +14,9 @@ const command command_worker = {
     .name = "worker",
     .arguments = "",
     .summary = "serve rollouts over ZeroMQ",
-    .details = "Loads a model, binds a socket and answers the requests of proto/README.md until SIGTERM or SIGINT.\n"
-               "Requests in flight are then finished, for at most 15 seconds; a second signal ends it at once.",
+    .details =
+        "Loads a model, binds a socket and answers the requests of proto/README.md until SIGTERM or SIGINT.\n"
+        "Requests in flight are then finished, for at most 15 seconds; a second signal ends it at once.",
     .example = "coppice worker --model tests/models/calc-d4 --bind tcp://127.0.0.1:5555",
     .run = run,
 };
@@ -33,9 +34,21 @@ static int run(int argc, char **argv) {
     model_options m = model_options_defaults();
     service_options s = {.bind = "tcp://127.0.0.1:5555", .max_message = WIRE_MAX_MESSAGE, .grace_sec = 15};
     option_spec rows[MODEL_OPTION_ROWS + 3] = {
-        {.name = "bind", .kind = OPTION_STRING, .value = &s.bind, .arg = "ENDPOINT", .help = "where to listen; port 0 takes a free one"},
-        {.name = "endpoint-file", .kind = OPTION_STRING, .value = &s.endpoint_file, .arg = "PATH", .help = "write the endpoint in use there"},
-        {.name = "max-message", .kind = OPTION_BYTES, .value = &s.max_message, .arg = "BYTES", .help = "largest message after expansion"},
+        {.name = "bind",
+         .kind = OPTION_STRING,
+         .value = &s.bind,
+         .arg = "ENDPOINT",
+         .help = "where to listen; port 0 takes a free one"},
+        {.name = "endpoint-file",
+         .kind = OPTION_STRING,
+         .value = &s.endpoint_file,
+         .arg = "PATH",
+         .help = "write the endpoint in use there"},
+        {.name = "max-message",
+         .kind = OPTION_BYTES,
+         .value = &s.max_message,
+         .arg = "BYTES",
+         .help = "largest message after expansion"},
     };
     int n_args, n_rows = 3 + model_option_rows(&m, true, rows + 3);
     int status = options_parse(&command_worker, rows, n_rows, argc, argv, 0, &n_args);

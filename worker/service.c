@@ -83,8 +83,10 @@ static backlog *find_backlog(service *s, const client_id *client) {
 }
 
 static void append(backlog *b, letter *l) {
-    if (b->tail) b->tail->item.next = &l->item;
-    else b->head = l;
+    if (b->tail)
+        b->tail->item.next = &l->item;
+    else
+        b->head = l;
     b->tail = l;
 }
 
@@ -159,7 +161,8 @@ static void answer(service *s, const client_id *client, wire_buffer *message) {
     dispatch(s, l);
 }
 
-static void answer_error(service *s, const client_id *client, wire_text id, bool compress, const wire_error *e) {
+static void answer_error(service *s, const client_id *client, wire_text id, bool compress,
+                         const wire_error *e) {
     wire_buffer message = {0};
     reply_head head = {id, compress, &worker_allocator};
     reply_encode_error(&message, &head, e);
@@ -188,7 +191,8 @@ static void answer_ping(service *s, const client_id *client, const request *r) {
 static void answer_tokenize(service *s, const client_id *client, const request *r) {
     token_list ids = {0};
     cop_error err = {0};
-    if (convert_input(&ids, &r->tokenize, s->tokenizer, engine_arch(s->engine)->vocab, false, CHAT_CUT, "", &err) != COP_OK) {
+    if (convert_input(&ids, &r->tokenize, s->tokenizer, engine_arch(s->engine)->vocab, false, CHAT_CUT, "",
+                      &err) != COP_OK) {
         answer_cop_error(s, client, r, &err);
     } else {
         wire_buffer message = {0};
@@ -264,13 +268,15 @@ static void route(service *s, const client_id *client, request *r) {
 static void take_frame(service *s, const client_id *client, zmq_msg_t *frame) {
     request *r;
     request_failure failure;
-    if (request_decode(&r, zmq_msg_data(frame), zmq_msg_size(frame), s->o->max_message, &worker_allocator, &failure))
+    if (request_decode(&r, zmq_msg_data(frame), zmq_msg_size(frame), s->o->max_message, &worker_allocator,
+                       &failure))
         route(s, client, r);
     else
         answer_error(s, client, (wire_text){failure.id, failure.n_id}, failure.compress, &failure.error);
 }
 
-/* One message: the ROUTER's name of the client, then what it sent, which must be one frame.  False: there is none. */
+/* One message: the ROUTER's name of the client, then what it sent, which must be one frame.  False: there is
+ * none. */
 static bool take_message(service *s) {
     zmq_msg_t frame;
     client_id client = {.n = 0};
@@ -289,7 +295,8 @@ static bool take_message(service *s) {
     while (more) {
         zmq_msg_close(&frame);
         zmq_msg_init(&frame);
-        if (zmq_msg_recv(&frame, s->router, ZMQ_DONTWAIT) < 0) break; /* the parts of a message come together */
+        if (zmq_msg_recv(&frame, s->router, ZMQ_DONTWAIT) < 0)
+            break; /* the parts of a message come together */
         more = zmq_msg_more(&frame);
         if (n_frames++ == 0) zmq_msg_move(&first, &frame);
     }
@@ -311,10 +318,12 @@ static void take_signals(service *s) {
     struct signalfd_siginfo info;
     while (read(s->signals, &info, sizeof info) == (ssize_t)sizeof info) {
         if (s->draining) {
-            log_event(LOG_WARNING, "exit signal=%u open_requests=%llu", info.ssi_signo, (unsigned long long)s->n_open);
+            log_event(LOG_WARNING, "exit signal=%u open_requests=%llu", info.ssi_signo,
+                      (unsigned long long)s->n_open);
             _exit(1);
         }
-        log_event(LOG_INFO, "draining signal=%u open_requests=%llu", info.ssi_signo, (unsigned long long)s->n_open);
+        log_event(LOG_INFO, "draining signal=%u open_requests=%llu", info.ssi_signo,
+                  (unsigned long long)s->n_open);
         s->draining = true;
         s->deadline = clock_seconds() + s->o->grace_sec;
     }
@@ -372,8 +381,10 @@ static cop_status write_endpoint(const char *path, const char *endpoint, cop_err
 
 static cop_status open_socket(service *s, cop_error *err) {
     if (!is_loopback(s->o->bind))
-        return cop_fail(err, COP_EINVAL, "cannot bind \"%s\": only loopback (tcp://127.0.0.1:PORT) and ipc:// are served, as "
-                        "encryption is not built yet", s->o->bind);
+        return cop_fail(err, COP_EINVAL,
+                        "cannot bind \"%s\": only loopback (tcp://127.0.0.1:PORT) and ipc:// are served, as "
+                        "encryption is not built yet",
+                        s->o->bind);
     s->context = zmq_ctx_new();
     s->router = s->context ? zmq_socket(s->context, ZMQ_ROUTER) : NULL;
     if (!s->router) return cop_fail(err, COP_EIO, "could not make a socket: %s", zmq_strerror(errno));
@@ -384,7 +395,8 @@ static cop_status open_socket(service *s, cop_error *err) {
     zmq_setsockopt(s->router, ZMQ_IPV6, &ipv6, sizeof ipv6);
     zmq_setsockopt(s->router, ZMQ_MAXMSGSIZE, &limit, sizeof limit);
     if (zmq_bind(s->router, s->o->bind))
-        return cop_fail(err, errno == EINVAL ? COP_EINVAL : COP_EIO, "could not bind \"%s\": %s", s->o->bind, zmq_strerror(errno));
+        return cop_fail(err, errno == EINVAL ? COP_EINVAL : COP_EIO, "could not bind \"%s\": %s", s->o->bind,
+                        zmq_strerror(errno));
     char endpoint[512];
     size_t n = sizeof endpoint;
     zmq_getsockopt(s->router, ZMQ_LAST_ENDPOINT, endpoint, &n);

@@ -70,7 +70,11 @@ static inline void on_sample(void *context, const sample_result *s) {
     size_t n = (size_t)s->n_tokens;
     sample *to = &o->samples[s->prompt * o->n + (o->n == 1 ? 0 : s->sample)];
     assert_null(to->tokens); /* once only */
-    *to = (sample){.n = s->n_tokens, .n_calls = s->n_tool_calls, .stop = s->stop, .prompt = s->prompt, .index = s->sample,
+    *to = (sample){.n = s->n_tokens,
+                   .n_calls = s->n_tool_calls,
+                   .stop = s->stop,
+                   .prompt = s->prompt,
+                   .index = s->sample,
                    .finish = s->finish};
     to->tokens = copy_of(s->tokens, n * 4);
     to->mask = copy_of(s->mask, n);
@@ -129,11 +133,13 @@ static inline void assert_same_from(const sample *a, const sample *b, int skip, 
     if (a->n != b->n - skip) fail_msg("%s: %d tokens, not %d", what, a->n, b->n - skip);
     size_t n = (size_t)a->n;
     for (int i = 0; i < a->n; i++) {
-        if (a->tokens[i] != b->tokens[skip + i]) fail_msg("%s: token %d is %d, not %d", what, i, a->tokens[i], b->tokens[skip + i]);
+        if (a->tokens[i] != b->tokens[skip + i])
+            fail_msg("%s: token %d is %d, not %d", what, i, a->tokens[i], b->tokens[skip + i]);
         if (memcmp(&a->logprobs[i], &b->logprobs[skip + i], 4))
             fail_msg("%s: logprob %d is %.9g, not %.9g", what, i, a->logprobs[i], b->logprobs[skip + i]);
         if (memcmp(&a->model_logprobs[i], &b->model_logprobs[skip + i], 4))
-            fail_msg("%s: model logprob %d is %.9g, not %.9g", what, i, a->model_logprobs[i], b->model_logprobs[skip + i]);
+            fail_msg("%s: model logprob %d is %.9g, not %.9g", what, i, a->model_logprobs[i],
+                     b->model_logprobs[skip + i]);
     }
     assert_memory_equal(a->mask, b->mask + skip, n);
     assert_int_equal(a->finish, b->finish);
@@ -147,7 +153,8 @@ static inline json_t *load_lines(const char *path) {
     FILE *f = fopen(path, "r");
     if (!f) fail_msg("could not open %s: run from the root of the tree", path);
     json_t *all = json_array(), *line;
-    while ((line = json_loadf(f, JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL, NULL))) json_array_append_new(all, line);
+    while ((line = json_loadf(f, JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL, NULL)))
+        json_array_append_new(all, line);
     fclose(f);
     assert_true(json_array_size(all) > 0);
     return all;

@@ -44,8 +44,14 @@ static void score_model(const char *model) {
         size_t n;
         int32_t *ids = ids_of(json_object_get(line, "tokens"), &n);
         scores s = {0};
-        score_spec spec = {.sequences = (const int32_t *const[]){ids}, .lengths = &n, .n_sequences = 1, .top = 5,
-                           .temperature = 1.0, .context = &s, .scored = on_scored, .done = on_scores_done,
+        score_spec spec = {.sequences = (const int32_t *const[]){ids},
+                           .lengths = &n,
+                           .n_sequences = 1,
+                           .top = 5,
+                           .temperature = 1.0,
+                           .context = &s,
+                           .scored = on_scored,
+                           .done = on_scores_done,
                            .failed = on_scores_failed};
         cop_error err;
         if (engine_submit_score(f.e, &spec, NULL, &err) != COP_OK) fail_msg("%s", err.message);
@@ -57,13 +63,16 @@ static void score_model(const char *model) {
         for (size_t t = 1; t < n; t++) {
             float gap = fabsf(s.logprobs[t] - (float)json_number_value(json_array_get(want, t - 1)));
             worst = gap > worst ? gap : worst;
-            if (!(gap <= 3e-4f)) fail_msg("%s line %zu token %zu: %.6f is %.6f off", model, i, t, s.logprobs[t], gap);
+            if (!(gap <= 3e-4f))
+                fail_msg("%s line %zu token %zu: %.6f is %.6f off", model, i, t, s.logprobs[t], gap);
         }
         for (size_t t = 0; t < 5; t++) {
-            assert_int_equal(s.next_ids[t], json_integer_value(json_array_get(json_object_get(line, "top_ids"), t)));
+            assert_int_equal(s.next_ids[t],
+                             json_integer_value(json_array_get(json_object_get(line, "top_ids"), t)));
             float gap = (float)(json_number_value(json_array_get(json_object_get(line, "top_logits"), 0)) -
                                 json_number_value(json_array_get(json_object_get(line, "top_logits"), t)));
-            if (fabsf(s.next_logprobs[0] - s.next_logprobs[t] - gap) > 3e-4f) fail_msg("%s line %zu: top logit %zu", model, i, t);
+            if (fabsf(s.next_logprobs[0] - s.next_logprobs[t] - gap) > 3e-4f)
+                fail_msg("%s line %zu: top logit %zu", model, i, t);
         }
         free(ids);
     }
@@ -103,18 +112,27 @@ static bool tokens_equal(const sample *s, const json_t *line) {
     return true;
 }
 
-/* The greatest gap to the reference's log-probabilities of every token, as `score` sees the whole sequence. */
-static void gaps_of(fixture *f, const json_t *line, double *sampled, size_t *n_sampled, double *all, size_t *n_all,
-                    float *worst) {
+/* The greatest gap to the reference's log-probabilities of every token, as `score` sees the whole sequence.
+ */
+static void gaps_of(fixture *f, const json_t *line, double *sampled, size_t *n_sampled, double *all,
+                    size_t *n_all, float *worst) {
     size_t n, n_tokens;
-    int32_t *prompt = ids_of(json_object_get(line, "prompt"), &n), *tokens = ids_of(json_object_get(line, "tokens"), &n_tokens);
+    int32_t *prompt = ids_of(json_object_get(line, "prompt"), &n),
+            *tokens = ids_of(json_object_get(line, "tokens"), &n_tokens);
     int32_t *whole = malloc((n + n_tokens) * sizeof *whole);
     memcpy(whole, prompt, n * sizeof *whole);
     memcpy(whole + n, tokens, n_tokens * sizeof *whole);
     size_t length = n + n_tokens;
     scores s = {0};
-    score_spec spec = {.sequences = (const int32_t *const[]){whole}, .lengths = &length, .n_sequences = 1, .top = 5,
-                       .temperature = 1.0, .context = &s, .scored = on_scored, .done = on_scores_done, .failed = on_scores_failed};
+    score_spec spec = {.sequences = (const int32_t *const[]){whole},
+                       .lengths = &length,
+                       .n_sequences = 1,
+                       .top = 5,
+                       .temperature = 1.0,
+                       .context = &s,
+                       .scored = on_scored,
+                       .done = on_scores_done,
+                       .failed = on_scores_failed};
     cop_error err;
     if (engine_submit_score(f->e, &spec, NULL, &err) != COP_OK) fail_msg("%s", err.message);
     run_all(f->e);
@@ -152,8 +170,8 @@ static void greedy(precision p) {
         }
         gaps_of(&f, line, &sampled, &n_sampled, &all, &n_all, &worst);
     }
-    print_message("%s: %zu rollouts; log-probs off by %.2g (sampled), %.2g (all), %.2g at most\n", engine_numerics(f.e),
-                  n_checked, sampled / (double)n_sampled, all / (double)n_all, worst);
+    print_message("%s: %zu rollouts; log-probs off by %.2g (sampled), %.2g (all), %.2g at most\n",
+                  engine_numerics(f.e), n_checked, sampled / (double)n_sampled, all / (double)n_all, worst);
     assert_true(n_checked > 40);
     if (p == PRECISION_F32) {
         assert_true(worst <= 3e-4f);
@@ -189,7 +207,9 @@ static void sampled_rollouts_are_the_oracles(void **state) {
         s.min_p = json_number_value(json_object_get(line, "min_p"));
         s.max_tokens = (int)json_integer_value(json_object_get(line, "max_tokens"));
         const char *id = json_string_value(json_object_get(line, "id"));
-        rollout_prompt p = {.id = id, .n_id = id ? strlen(id) : 0, .has_sample = true,
+        rollout_prompt p = {.id = id,
+                            .n_id = id ? strlen(id) : 0,
+                            .has_sample = true,
                             .seed = strtoull(json_string_value(json_object_get(line, "seed")), NULL, 10),
                             .sample = (uint32_t)json_integer_value(json_object_get(line, "sample"))};
         outcome o = one_rollout(&f, line, s, p);
@@ -201,7 +221,8 @@ static void sampled_rollouts_are_the_oracles(void **state) {
             const float *got[] = {o.samples->logprobs, o.samples->model_logprobs};
             for (int j = 0; j < 2; j++) {
                 double want = json_number_value(json_array_get(json_object_get(line, keys[j]), (size_t)t));
-                if (!(fabs(got[j][t] - want) <= 3e-4)) fail_msg("line %zu %s %d: %.6f, not %.6f", i, keys[j], t, got[j][t], want);
+                if (!(fabs(got[j][t] - want) <= 3e-4))
+                    fail_msg("line %zu %s %d: %.6f, not %.6f", i, keys[j], t, got[j][t], want);
             }
         }
         outcome_free(&o, 1);

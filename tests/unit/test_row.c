@@ -1,4 +1,5 @@
-/* The row state machine, without a model: tokens of calc-d4's tokenizer go in by hand (the traces of NANOCHAT 2.1). */
+/* The row state machine, without a model: tokens of calc-d4's tokenizer go in by hand (the traces of
+ * NANOCHAT 2.1). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

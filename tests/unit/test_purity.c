@@ -1,0 +1,386 @@
+/* A sample is a pure function of weights, prompt, sampling, seed and index: whatever runs beside it, however
+ * the work is cut, every bit stays, log-probabilities included.  On gen-F (windows of 128, sequence_len 256)
+ * and calc-d4 (calculator), with prompts and completions that reach past windows, pages, chunks and splits.
+ */
+#include "engine_fixture.h"
+
+enum { N_PROMPTS = 4, N = 4, LONG = 300 };
+
+static const struct {
+    const char *model;
+    precision profile;
+} cases[] = {{"calc-d4", PRECISION_BF16},
+             {"calc-d4", PRECISION_F32},
+             {"gen-F", PRECISION_BF16},
+             {"gen-F", PRECISION_F32}};
+enum { N_CASES = sizeof cases / sizeof cases[0] };
+
+static engine_options options(precision p) {
+    engine_options o = engine_defaults();
+    o.profile = p;
+    o.n_threads = 1;
+    o.kv_memory = 64 << 20;
+    return o;
+}
+
+/* Prompts: one of calc-d4's chats, 300 tokens, 63 and 64 tokens (the edges of a page). */
+static int32_t tokens[N_PROMPTS][LONG];
+static const size_t lengths[N_PROMPTS] = {26, LONG, 63, 64};
+
+static int make_prompts(void **state) {
+    (void)state;
+    json_t *lines = load_lines("tests/golden/rollout_greedy.jsonl");
+    size_t n;
+    int32_t *chat = ids_of(json_object_get(json_array_get(lines, 0), "prompt"), &n);
+    assert_int_equal(n, lengths[0]);
+    uint32_t x = 12345;
+    for (int p = 0; p < N_PROMPTS; p++) {
+        for (size_t i = 0; i < lengths[p]; i++) {
+            x = x * 1664525u + 1013904223u;
+            tokens[p][i] = p == 0 && chat[i] < 1001 ? chat[i] : (int32_t)(x >> 8) % 990;
+        }
+    }
+    free(chat);
+    json_decref(lines);
+    return 0;
+}
+
+static rollout_prompt prompt_of(int p) {
+    static const char *const ids[N_PROMPTS] = {NULL, "b", "c", "d"};
+    return (rollout_prompt){.tokens = tokens[p],
+                            .n_tokens = lengths[p],
+                            .id = ids[p],
+                            .n_id = ids[p] ? 1 : 0,
+                            .seed = 42 + ((uint64_t)p << 33)};
+}
+
+static rollout_sampling sampling(const fixture *f) {
+    rollout_sampling s = rollout_sampling_defaults();
+    s.max_tokens = 90;
+    s.temperature = 0.9;
+    s.top_k = 50;
+    s.logprobs = s.model_logprobs = true;
+    s.calculator = engine_has_calculator(f->e);
+    s.has_stop_tokens = true; /* none: all run to their full length */
+    return s;
+}
+
+static rollout_spec all_prompts(const fixture *f, rollout_prompt prompts[N_PROMPTS]) {
+    for (int p = 0; p < N_PROMPTS; p++) prompts[p] = prompt_of(p);
+    return (rollout_spec){.prompts = prompts, .n_prompts = N_PROMPTS, .n = N, .sampling = sampling(f)};
+}
+
+static void assert_all_same(const outcome *got, const outcome *want, const char *what) {
+    for (int i = 0; i < N_PROMPTS * N; i++) assert_same(&got->samples[i], &want->samples[i], what);
+}
+
+/* The same rollout on an engine that cuts the work in another way. */
+static void with_options(int c, const outcome *want, engine_options o, const char *isa, const char *what) {
+    if (isa) setenv("COPPICE_ISA", isa, 1);
+    fixture f = fixture_open(cases[c].model, o);
+    unsetenv("COPPICE_ISA");
+    rollout_prompt prompts[N_PROMPTS];
+    rollout_spec spec = all_prompts(&f, prompts);
+    outcome got = outcome_of(f.e, &spec);
+    assert_all_same(&got, want, what);
+    engine_status s;
+    engine_read_status(f.e, &s);
+    assert_int_equal(s.pages_used, 0); /* everything was given back */
+    outcome_free(&got, N_PROMPTS);
+    fixture_close(&f);
+}
+
+static outcome baseline(fixture *f, int c) {
+    *f = fixture_open(cases[c].model, options(cases[c].profile));
+    rollout_prompt prompts[N_PROMPTS];
+    rollout_spec spec = all_prompts(f, prompts);
+    return outcome_of(f->e, &spec);
+}
+
+static void however_the_work_is_cut(void **state) {
+    (void)state;
+    for (int c = 0; c < N_CASES; c++) {
+        fixture f;
+        outcome want = baseline(&f, c);
+        const int spans[] = {1, 7, 64};
+        for (int i = 0; i < 3; i++) {
+            engine_options o = options(cases[c].profile);
+            o.span_tokens = spans[i];
+            with_options(c, &want, o, NULL, "prefill and forced spans in pieces");
+        }
+        engine_options o = options(cases[c].profile);
+        o.n_threads = 2;
+        with_options(c, &want, o, NULL, "two threads");
+        o.n_threads = 3;
+        o.step_tokens = 50;
+        with_options(c, &want, o, NULL, "small steps");
+        o = options(cases[c].profile);
+        o.max_rows = 3;
+        with_options(c, &want, o, NULL, "three rows at once");
+        outcome_free(&want, N_PROMPTS);
+        fixture_close(&f);
+    }
+}
+
+static void scalar_and_avx2_agree(void **state) {
+    (void)state;
+    for (int c = 0; c < N_CASES; c++) {
+        fixture f;
+        outcome want = baseline(&f, c);
+        with_options(c, &want, options(cases[c].profile), "scalar", "scalar");
+        outcome_free(&want, N_PROMPTS);
+        fixture_close(&f);
+    }
+}
+
+static void a_pool_that_holds_barely_one_row_changes_nothing(void **state) {
+    (void)state;
+    for (int c = 0; c < N_CASES; c++) {
+        fixture f;
+        outcome want = baseline(&f, c);
+        const arch *a = engine_arch(f.e);
+        size_t element = cases[c].profile == PRECISION_BF16 ? 2 : 4;
+        size_t page = 2 * (size_t)(a->n_layers * a->n_kv_heads * a->head_dim) * KV_PAGE_TOKENS * element;
+        engine_options o = options(cases[c].profile);
+        o.kv_memory =
+            7 * page; /* ceil((300 + 90) / 64) pages: the long prompt's last page cannot be copied */
+        with_options(c, &want, o, NULL, "seven pages");
+        o.kv_memory = 9 * page;
+        with_options(c, &want, o, NULL, "nine pages");
+        outcome_free(&want, N_PROMPTS);
+        fixture_close(&f);
+    }
+}
+
+static void samples_depend_on_their_index_and_not_on_n(void **state) {
+    (void)state;
+    for (int c = 0; c < N_CASES; c++) {
+        fixture f;
+        outcome want = baseline(&f, c);
+        for (int p = 0; p < N_PROMPTS; p += 3) {
+            rollout_prompt prompt = prompt_of(p);
+            rollout_spec spec = {.prompts = &prompt, .n_prompts = 1, .n = 64, .sampling = sampling(&f)};
+            outcome got = outcome_of(f.e, &spec);
+            for (int i = 0; i < N; i++) assert_same(&got.samples[i], &want.samples[p * N + i], "n = 64");
+            outcome_free(&got, 1);
+            prompt.has_sample = true; /* and alone */
+            prompt.sample = 3;
+            spec.n = 1;
+            got = outcome_of(f.e, &spec);
+            assert_int_equal(got.samples[0].index, 3);
+            assert_same(&got.samples[0], &want.samples[p * N + 3], "alone");
+            outcome_free(&got, 1);
+        }
+        outcome_free(&want, N_PROMPTS);
+        fixture_close(&f);
+    }
+}
+
+static void company_and_order_change_nothing(void **state) {
+    (void)state;
+    for (int c = 0; c < N_CASES; c++) {
+        fixture f;
+        outcome want = baseline(&f, c);
+        /* 40 other rows are half way when it starts, and more follow. */
+        int32_t other[70];
+        for (int i = 0; i < 70; i++) other[i] = (i * 37 + 5) % 900;
+        rollout_prompt prompts[N_PROMPTS], company = {.tokens = other, .n_tokens = 70, .seed = 9};
+        rollout_spec spec = all_prompts(&f, prompts), beside = spec;
+        beside.prompts = &company;
+        beside.n_prompts = 1;
+        beside.n = 40;
+        beside.sampling.max_tokens = 60;
+        outcome first, second, got;
+        outcome_start(&first, f.e, &beside, NULL);
+        for (int i = 0; i < 20; i++) engine_step(f.e);
+        /* The prompts the other way round. */
+        for (int p = 0; p < N_PROMPTS; p++) prompts[p] = prompt_of(N_PROMPTS - 1 - p);
+        outcome_start(&got, f.e, &spec, NULL);
+        for (int i = 0; i < 5; i++) engine_step(f.e);
+        outcome_start(&second, f.e, &beside, NULL);
+        run_all(f.e);
+        assert_int_equal(got.n_done + first.n_done + second.n_done, 3);
+        for (int p = 0; p < N_PROMPTS; p++) {
+            for (int i = 0; i < N; i++)
+                assert_same(&got.samples[p * N + i], &want.samples[(N_PROMPTS - 1 - p) * N + i],
+                            "in company");
+        }
+        for (int i = 0; i < 40; i++) assert_same(&first.samples[i], &second.samples[i], "the company");
+        outcome_free(&got, N_PROMPTS), outcome_free(&first, 1), outcome_free(&second, 1);
+        outcome_free(&want, N_PROMPTS);
+        fixture_close(&f);
+    }
+}
+
+/* ---- Scoring. */
+
+typedef struct scores {
+    float logprobs[LONG + 100];
+    int n_done;
+} scores;
+static void on_scored(void *context, size_t sequence, const score_result *s) {
+    (void)sequence;
+    memcpy(((scores *)context)->logprobs, s->logprobs, s->n * sizeof(float));
+}
+static void on_scores_done(void *context) { ((scores *)context)->n_done++; }
+static void on_scores_failed(void *context, const cop_error *e) {
+    (void)context;
+    fail_msg("%s", e->message);
+}
+
+static void score_sample(fixture *f, const sample *s, int p, double temperature, const float *want,
+                         const char *what) {
+    int32_t whole[LONG + 100];
+    memcpy(whole, tokens[p], lengths[p] * sizeof *whole);
+    memcpy(whole + lengths[p], s->tokens, (size_t)s->n * sizeof *whole);
+    size_t n = lengths[p] + (size_t)s->n;
+    scores got = {.n_done = 0};
+    score_spec spec = {.sequences = (const int32_t *const[]){whole},
+                       .lengths = &n,
+                       .n_sequences = 1,
+                       .temperature = temperature,
+                       .context = &got,
+                       .scored = on_scored,
+                       .done = on_scores_done,
+                       .failed = on_scores_failed};
+    cop_error err;
+    if (engine_submit_score(f->e, &spec, NULL, &err) != COP_OK) fail_msg("%s", err.message);
+    run_all(f->e);
+    assert_int_equal(got.n_done, 1);
+    for (int i = 0; i < s->n; i++) {
+        if (s->mask[i] && memcmp(&got.logprobs[lengths[p] + (size_t)i], &want[i], 4))
+            fail_msg("%s: token %d scores %.9g, the rollout said %.9g", what, i,
+                     got.logprobs[lengths[p] + (size_t)i], want[i]);
+    }
+}
+
+static void a_rollout_scores_as_it_was_sampled(void **state) {
+    (void)state;
+    for (int c = 0; c < N_CASES; c++) {
+        fixture f;
+        outcome want = baseline(&f, c);
+        for (int i = 0; i < N_PROMPTS * N; i += 3)
+            score_sample(&f, &want.samples[i], i / N, 1.0, want.samples[i].model_logprobs, "model_logprobs");
+        outcome_free(&want, N_PROMPTS);
+
+        rollout_prompt prompts[N_PROMPTS]; /* nothing cut: at its temperature also those of `logprobs` */
+        rollout_spec spec = all_prompts(&f, prompts);
+        spec.sampling.top_k = 0;
+        spec.sampling.temperature = 1.3;
+        want = outcome_of(f.e, &spec);
+        for (int i = 0; i < N_PROMPTS * N; i += 5)
+            score_sample(&f, &want.samples[i], i / N, 1.3, want.samples[i].logprobs,
+                         "logprobs at its temperature");
+        outcome_free(&want, N_PROMPTS);
+        fixture_close(&f);
+    }
+}
+
+/* ---- Continuing. */
+
+static void continued(fixture *f, const sample *whole, int p, rollout_sampling s) {
+    for (int cut = 0; cut <= whole->n; cut++) {
+        if (cut == whole->n && whole->finish == FINISH_STOP) break; /* nothing to continue */
+        rollout_prompt prompt = prompt_of(p);
+        prompt.has_sample = true;
+        prompt.sample = whole->index;
+        prompt.prefix = whole->tokens;
+        prompt.n_prefix = (size_t)cut;
+        rollout_spec spec = {.prompts = &prompt, .n_prompts = 1, .n = 1, .sampling = s};
+        outcome got = outcome_of(f->e, &spec);
+        assert_same_from(&got.samples[0], whole, cut, "continued");
+        int told = 0;
+        for (int i = 0; i < whole->n_calls; i++) {
+            if (whole->calls[i].at < cut) continue;
+            assert_true(told < got.samples[0].n_calls);
+            assert_int_equal(got.samples[0].calls[told++].at, whole->calls[i].at - cut);
+        }
+        assert_int_equal(got.samples[0].n_calls, told);
+        outcome_free(&got, 1);
+    }
+}
+
+static void a_rollout_cut_anywhere_and_continued_is_the_whole_one(void **state) {
+    (void)state;
+    for (int c = 0; c < N_CASES; c++) {
+        fixture f;
+        outcome want = baseline(&f, c);
+        for (int p = 0; p < N_PROMPTS; p++) continued(&f, &want.samples[p * N + 1], p, sampling(&f));
+        outcome_free(&want, N_PROMPTS);
+        fixture_close(&f);
+    }
+}
+
+static void tool_answers_cut_anywhere_are_continued_too(void **state) {
+    (void)state;
+    fixture f = fixture_open("calc-d4", options(PRECISION_BF16));
+    json_t *lines = load_lines("tests/golden/rollout_greedy.jsonl");
+    int n_calls = 0;
+    for (size_t i = 0; i < 4; i++) {
+        size_t n;
+        int32_t *chat = ids_of(json_object_get(json_array_get(lines, i), "prompt"), &n);
+        memcpy(tokens[1], chat, n * sizeof *chat); /* borrow the long prompt's place */
+        rollout_prompt prompt = {
+            .tokens = chat, .n_tokens = n, .id = "b", .n_id = 1, .seed = 42 + ((uint64_t)1 << 33)};
+        rollout_sampling s = rollout_sampling_defaults();
+        s.logprobs = s.model_logprobs = s.calculator = true;
+        s.max_tokens = 96;
+        rollout_spec spec = {.prompts = &prompt, .n_prompts = 1, .n = 1, .sampling = s};
+        outcome whole = outcome_of(f.e, &spec);
+        n_calls += whole.samples[0].n_calls;
+        for (int cut = 0; cut < whole.samples[0].n; cut++) {
+            rollout_prompt part = prompt;
+            part.has_sample = true;
+            part.prefix = whole.samples[0].tokens;
+            part.n_prefix = (size_t)cut;
+            spec.prompts = &part;
+            outcome got = outcome_of(f.e, &spec);
+            assert_same_from(&got.samples[0], &whole.samples[0], cut, "continued");
+            outcome_free(&got, 1);
+        }
+        outcome_free(&whole, 1);
+        free(chat);
+    }
+    assert_true(n_calls >= 4);
+    json_decref(lines);
+    fixture_close(&f);
+}
+
+static void seeds_prompts_and_samples_share_no_noise(void **state) {
+    (void)state;
+    fixture f = fixture_open("gen-F", options(PRECISION_F32));
+    rollout_sampling s = sampling(&f);
+    s.temperature = 100; /* nearly uniform: the noise decides */
+    s.top_k = 0;
+    s.max_tokens = 64;
+    /* The same tokens under two seeds, two ids, and two indices. */
+    rollout_prompt prompts[3] = {prompt_of(3), prompt_of(3), prompt_of(3)};
+    prompts[1].seed++;
+    prompts[2].id = "e";
+    rollout_spec spec = {.prompts = prompts, .n_prompts = 3, .n = 2, .sampling = s};
+    outcome o = outcome_of(f.e, &spec);
+    for (int i = 0; i < 6; i++) {
+        for (int j = 0; j < i; j++) {
+            int equal = 0;
+            for (int t = 0; t < 64; t++) equal += o.samples[i].tokens[t] == o.samples[j].tokens[t];
+            assert_in_range(equal, 0, 3); /* 64 draws of 1001: 0.06 expected */
+        }
+    }
+    outcome_free(&o, 3);
+    fixture_close(&f);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(however_the_work_is_cut),
+        cmocka_unit_test(scalar_and_avx2_agree),
+        cmocka_unit_test(a_pool_that_holds_barely_one_row_changes_nothing),
+        cmocka_unit_test(samples_depend_on_their_index_and_not_on_n),
+        cmocka_unit_test(company_and_order_change_nothing),
+        cmocka_unit_test(a_rollout_scores_as_it_was_sampled),
+        cmocka_unit_test(a_rollout_cut_anywhere_and_continued_is_the_whole_one),
+        cmocka_unit_test(tool_answers_cut_anywhere_are_continued_too),
+        cmocka_unit_test(seeds_prompts_and_samples_share_no_noise),
+    };
+    return cmocka_run_group_tests(tests, make_prompts, NULL);
+}
