@@ -104,6 +104,8 @@ cop_status engine_open(engine **out, checkpoint *c, const tokenizer *t, const en
     if (t && tokenizer_vocab(t) != a->vocab)
         return cop_fail(err, COP_EFORMAT, "the tokenizer has %d ids, but the model %d", tokenizer_vocab(t),
                         a->vocab);
+    if (a->head_dim > K_MAX_HEAD_DIM)
+        return cop_fail(err, COP_EUNSUPPORTED, "cannot use heads of %d: at most %d", a->head_dim, K_MAX_HEAD_DIM);
     if (o->context < 0 || o->context > a->context)
         return cop_fail(err, COP_EINVAL, "cannot use a context of %d: the model's is %d", o->context,
                         a->context);

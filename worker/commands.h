@@ -5,6 +5,7 @@
 #include "worker/options.h"
 
 extern const command command_calc;
+extern const command command_worker;
 extern const command command_tokenize;
 extern const command command_detokenize;
 extern const command command_inspect;

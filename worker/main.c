@@ -6,6 +6,7 @@
 
 /* In the order in which `coppice --help` shows them. */
 static const command *const commands[] = {
+    &command_worker,
     &command_calc,
     &command_tokenize,
     &command_detokenize,

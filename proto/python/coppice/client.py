@@ -285,8 +285,17 @@ class Client:
             raise errors.DuplicateId(f'cannot send a request: "{id}" is in use by another one of this client', "id")
         if not self._pending:
             self._heard()
+        self._send(pending.frame)
         self._pending[id] = pending
-        self._socket.send(pending.frame)
+
+    def _send(self, frame: bytes) -> None:
+        """Queue a frame.  There is no high-water mark, so that only a connection that libzmq has given up, as after a
+        refused handshake, cannot take one; a blocking send would then wait for ever."""
+        try:
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            raise errors.ConnectionLost(f"cannot send to {self.endpoint}: the connection was refused, perhaps for want of the "
+                                        "right CURVE keys; open a new client") from None
 
     def _ask(self, message: Dict[str, Any], timeout: Optional[float] = None) -> Dict[str, Any]:
         """Send a request that has one reply, and wait for it."""
@@ -340,7 +349,7 @@ class Client:
             recv_monitor_message(self._monitor)
             if self._connected:
                 for pending in list(self._pending.values()):
-                    self._socket.send(pending.frame)
+                    self._send(pending.frame)
             self._connected = True
 
     def _break_silence(self) -> None:

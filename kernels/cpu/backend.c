@@ -1,0 +1,231 @@
+/* The CPU backend's life, memory, weights and tables.  Operations: ops.c and sample.c. */
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/math.h"
+
+#include <assert.h>
+#include <string.h>
+
+cop_status k_open(k_ctx **out, precision profile, int n_threads, cop_error *err) {
+    assert(out && n_threads >= 1);
+    *out = NULL;
+    cpu_isa isa;
+    COP_TRY(cpu_isa_pick(&isa, err), err, "could not open the CPU backend");
+    k_ctx *k = mem_zalloc(1, sizeof *k);
+    if (!k) return cop_fail(err, COP_ENOMEM, "could not allocate the CPU backend");
+    const cpu_ops *fast = isa == CPU_AVX2 ? cpu_ops_avx2() : NULL;
+    k->profile = profile;
+    k->isa = fast ? isa : CPU_SCALAR;
+    k->ops = fast ? fast : &cpu_ops_scalar;
+    cop_status status = threads_open(&k->threads, n_threads, err);
+    if (status == COP_OK) {
+        k->scratch = mem_zalloc((size_t)n_threads, sizeof *k->scratch);
+        if (!k->scratch) status = cop_fail(err, COP_ENOMEM, "could not allocate the CPU backend");
+    }
+    if (status != COP_OK) {
+        k_close(k);
+        return status;
+    }
+    *out = k;
+    return COP_OK;
+}
+
+static void scratch_free(k_ctx *k) {
+    for (int i = 0; k->scratch && i < k_threads(k); i++) {
+        mem_free(k->scratch[i].masked);
+        mem_free(k->scratch[i].order);
+        mem_free(k->scratch[i].spare);
+        k->scratch[i] = (cpu_scratch){0};
+    }
+    k->scratch_vocab = 0;
+}
+
+void k_close(k_ctx *k) {
+    if (!k) return;
+    scratch_free(k);
+    mem_free(k->scratch);
+    threads_close(k->threads);
+    mem_free(k);
+}
+
+precision k_precision(const k_ctx *k) { return k->profile; }
+
+cpu_isa k_isa(const k_ctx *k) { return k->isa; }
+
+int k_threads(const k_ctx *k) { return threads_count(k->threads); }
+
+cop_status k_sync(k_ctx *k, cop_error *err) {
+    cop_status status = k->failure.status;
+    if (status != COP_OK && err) *err = k->failure;
+    k->failure = (cop_error){0};
+    return status;
+}
+
+cop_status k_reserve(k_ctx *k, int vocab, cop_error *err) {
+    assert(vocab >= 0);
+    if (vocab <= k->scratch_vocab) return COP_OK;
+    scratch_free(k);
+    for (int i = 0; i < k_threads(k); i++) {
+        cpu_scratch *s = &k->scratch[i];
+        s->masked = mem_alloc_aligned((size_t)vocab, sizeof *s->masked);
+        s->order = mem_alloc_aligned((size_t)vocab, sizeof *s->order);
+        s->spare = mem_alloc_aligned((size_t)vocab, sizeof *s->spare);
+        if (s->masked && s->order && s->spare) continue;
+        scratch_free(k);
+        return cop_fail(err, COP_ENOMEM, "could not allocate the sampler's scratch for %d tokens", vocab);
+    }
+    k->scratch_vocab = vocab;
+    return COP_OK;
+}
+
+void *k_alloc(k_ctx *k, size_t n, size_t size) {
+    (void)k;
+    return mem_alloc_aligned(n, size);
+}
+
+void k_free(k_ctx *k, void *p) {
+    (void)k;
+    mem_free(p);
+}
+
+void k_write(k_ctx *k, void *to, const void *from, size_t n_bytes) {
+    (void)k;
+    if (n_bytes) memcpy(to, from, n_bytes);
+}
+
+void k_read(k_ctx *k, void *to, const void *from, size_t n_bytes) {
+    (void)k;
+    if (n_bytes) memcpy(to, from, n_bytes);
+}
+
+/* ---- Weights. */
+
+size_t k_matrix_bytes(const k_matrix *m) {
+    return (size_t)m->tiles * (size_t)m->pairs * CPU_TILE * (m->bf16 ? sizeof(uint32_t) : 2 * sizeof(float));
+}
+
+cop_status k_matrix_open(k_ctx *k, k_matrix **out, int n_out, int n_in, cop_error *err) {
+    assert(n_out >= 0 && n_in >= 0);
+    *out = NULL;
+    k_matrix *m = mem_zalloc(1, sizeof *m);
+    if (!m) return cop_fail(err, COP_ENOMEM, "could not allocate a matrix of %d x %d", n_out, n_in);
+    m->n_out = n_out;
+    m->n_in = n_in;
+    m->tiles = n_out / CPU_TILE + (n_out % CPU_TILE != 0);
+    m->pairs = n_in / 2 + n_in % 2;
+    m->bf16 = k->profile == PRECISION_BF16;
+    m->data = mem_alloc_aligned(k_matrix_bytes(m), 1);
+    if (!m->data) {
+        k_matrix_close(k, m);
+        return cop_fail(err, COP_ENOMEM, "could not allocate a matrix of %d x %d", n_out, n_in);
+    }
+    memset(m->data, 0, k_matrix_bytes(m));
+    *out = m;
+    return COP_OK;
+}
+
+void k_matrix_pack(k_ctx *k, k_matrix *m, int first, int n, const float *rows) {
+    (void)k;
+    assert(first >= 0 && n >= 0 && first + n <= m->n_out);
+    for (int r = first; r < first + n; r++, rows += m->n_in) {
+        size_t tile = (size_t)(r / CPU_TILE) * (size_t)m->pairs, column = (size_t)(r % CPU_TILE);
+        for (int i = 0; i < m->n_in; i++) {
+            size_t at = tile + (size_t)(i / 2);
+            if (m->bf16) {
+                uint32_t *two = &((uint32_t *)m->data)[at * CPU_TILE + column];
+                uint32_t b = cop_bf16(rows[i]);
+                *two = i % 2 ? (*two & 0xffffu) | b << 16 : (*two & 0xffff0000u) | b;
+            } else {
+                ((float *)m->data)[(at * 2 + (size_t)(i % 2)) * CPU_TILE + column] = rows[i];
+            }
+        }
+    }
+}
+
+void k_matrix_close(k_ctx *k, k_matrix *m) {
+    (void)k;
+    if (!m) return;
+    mem_free(m->data);
+    mem_free(m);
+}
+
+size_t k_table_bytes(const k_table *t) {
+    return (size_t)t->n_rows * (size_t)t->dim * (t->bf16 ? sizeof(uint16_t) : sizeof(float));
+}
+
+cop_status k_table_open(k_ctx *k, k_table **out, int n_rows, int dim, cop_error *err) {
+    assert(n_rows >= 0 && dim >= 0);
+    *out = NULL;
+    k_table *t = mem_zalloc(1, sizeof *t);
+    if (!t) return cop_fail(err, COP_ENOMEM, "could not allocate a table of %d x %d", n_rows, dim);
+    t->n_rows = n_rows;
+    t->dim = dim;
+    t->bf16 = k->profile == PRECISION_BF16;
+    t->data = mem_alloc_aligned(k_table_bytes(t), 1);
+    if (!t->data) {
+        k_table_close(k, t);
+        return cop_fail(err, COP_ENOMEM, "could not allocate a table of %d x %d", n_rows, dim);
+    }
+    memset(t->data, 0, k_table_bytes(t));
+    *out = t;
+    return COP_OK;
+}
+
+void k_table_pack(k_ctx *k, k_table *t, int first, int n, const float *rows) {
+    (void)k;
+    assert(first >= 0 && n >= 0 && first + n <= t->n_rows);
+    size_t at = (size_t)first * (size_t)t->dim, count = (size_t)n * (size_t)t->dim;
+    if (!t->bf16) {
+        if (count) memcpy((float *)t->data + at, rows, count * sizeof(float));
+        return;
+    }
+    for (size_t i = 0; i < count; i++) ((uint16_t *)t->data)[at + i] = cop_bf16(rows[i]);
+}
+
+void k_table_close(k_ctx *k, k_table *t) {
+    (void)k;
+    if (!t) return;
+    mem_free(t->data);
+    mem_free(t);
+}
+
+/* Rule 4: the frequency and the angle are fp32, as the reference computes them; libm's pow, cos and sin in
+ * double serve only here, when a model is loaded. */
+static void rope_fill(k_rope *r, double base, bool bf16) {
+    for (int j = 0; j < r->half; j++) {
+        double exponent = (double)((float)(2 * j) / (float)(2 * r->half));
+        float inverse = 1.0f / (float)pow(base, exponent);
+        for (int t = 0; t < r->n_pos; t++) {
+            double angle = (double)((float)t * inverse);
+            float c = (float)cos(angle), s = (float)sin(angle);
+            float *row = r->data + (size_t)t * 2 * (size_t)r->half;
+            row[j] = bf16 ? cop_round_bf16(c) : c;
+            row[r->half + j] = bf16 ? cop_round_bf16(s) : s;
+        }
+    }
+}
+
+cop_status k_rope_open(k_ctx *k, k_rope **out, int n_pos, int head_dim, double base, bool bf16,
+                       cop_error *err) {
+    assert(n_pos >= 0 && head_dim >= 2 && head_dim % 2 == 0);
+    *out = NULL;
+    k_rope *r = mem_zalloc(1, sizeof *r);
+    if (r) {
+        r->n_pos = n_pos;
+        r->half = head_dim / 2;
+        r->data = mem_alloc_aligned((size_t)n_pos * (size_t)head_dim, sizeof(float));
+    }
+    if (!r || !r->data) {
+        k_rope_close(k, r);
+        return cop_fail(err, COP_ENOMEM, "could not allocate the rotary table of %d positions", n_pos);
+    }
+    rope_fill(r, base, bf16);
+    *out = r;
+    return COP_OK;
+}
+
+void k_rope_close(k_ctx *k, k_rope *r) {
+    (void)k;
+    if (!r) return;
+    mem_free(r->data);
+    mem_free(r);
+}

@@ -1,0 +1,338 @@
+/* The operations of a forward pass: what they do per row, cut among the threads.
+ *
+ * Each part writes rows, columns or heads of its own and reads nothing that another part writes, so the cut
+ * changes no bit.  The order of additions inside a row is that of the ops table. */
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/math.h"
+
+#include <assert.h>
+#include <string.h>
+
+#define WORTH_WAKING 30000.0 /* operations; some ten microseconds */
+
+typedef struct spread {
+    cpu_part *part;
+    const void *job;
+    int n_items;
+} spread;
+
+static void spread_run(void *arg, int index, int n) {
+    const spread *s = arg;
+    int first = (int)((int64_t)s->n_items * index / n), end = (int)((int64_t)s->n_items * (index + 1) / n);
+    if (first < end) s->part(s->job, first, end, index);
+}
+
+void cpu_spread(k_ctx *k, cpu_part *part, const void *job, int n_items, double work) {
+    if (n_items <= 0) return;
+    cpu_flush_denormals(); /* the caller may be any thread, and may have called a library that resets it */
+    spread s = {part, job, n_items};
+    if (n_items == 1 || work < WORTH_WAKING)
+        part(job, 0, n_items, 0);
+    else
+        threads_run(k->threads, spread_run, &s);
+}
+
+static float table_value(const k_table *t, size_t at) {
+    return t->bf16 ? cop_widen(((const uint16_t *)t->data)[at]) : ((const float *)t->data)[at];
+}
+
+static void table_row(float *out, const k_table *t, int32_t id) {
+    assert(id >= 0 && id < t->n_rows);
+    size_t at = (size_t)id * (size_t)t->dim;
+    for (int i = 0; i < t->dim; i++) out[i] = table_value(t, at + (size_t)i);
+}
+
+/* ---- k_embed. */
+
+typedef struct embed {
+    k_ctx *k;
+    float *x;
+    const k_table *wte;
+    const k_batch *b;
+    int dim;
+    float eps;
+    const k_matrix *gate;
+    int channels;
+    float lambda;
+} embed;
+
+/* gate . round(e[0:channels]), by rule 1. */
+static float smear_gate(const embed *a, const float *e) {
+    float sum = 0.0f, x[2 * CPU_CHUNK_PAIRS];
+    for (int first = 0; first < a->channels; first += 2 * CPU_CHUNK_PAIRS) {
+        int n = a->channels - first < 2 * CPU_CHUNK_PAIRS ? a->channels - first : 2 * CPU_CHUNK_PAIRS;
+        for (int i = 0; i < n; i++) x[i] = a->gate->bf16 ? cop_round_bf16(e[first + i]) : e[first + i];
+        sum = sum + cpu_chain(a->gate, 0, first / (2 * CPU_CHUNK_PAIRS), x);
+    }
+    return sum;
+}
+
+static void embed_part(const void *job, int first, int end, int thread) {
+    (void)thread;
+    const embed *a = job;
+    const cpu_ops *ops = a->k->ops;
+    for (int t = first; t < end; t++) {
+        float *x = a->x + (size_t)t * (size_t)a->dim;
+        bool smeared = a->gate && a->channels > 0 && a->b->pos[t] > 0;
+        float r_prev = 0.0f;
+        if (smeared) { /* the row serves as room for the other embedding's norm */
+            table_row(x, a->wte, a->b->prev[t]);
+            r_prev = ops->inverse_rms(x, a->dim, a->eps);
+        }
+        table_row(x, a->wte, a->b->ids[t]);
+        ops->scale(x, x, ops->inverse_rms(x, a->dim, a->eps), a->dim, false);
+        if (!smeared) continue;
+        float g = a->lambda * cop_sigmoid(smear_gate(a, x));
+        size_t prev = (size_t)a->b->prev[t] * (size_t)a->dim;
+        for (int i = 0; i < a->dim; i++) {
+            float e_prev = table_value(a->wte, prev + (size_t)i) * r_prev;
+            x[i] = x[i] + g * e_prev;
+        }
+    }
+}
+
+void k_embed(k_ctx *k, float *x, const k_table *wte, const k_batch *b, int dim, float eps,
+             const k_matrix *gate, int channels, float lambda) {
+    assert(dim == wte->dim);
+    assert(!gate || (gate->n_in == channels && gate->n_out == 1 && channels <= dim));
+    embed a = {k, x, wte, b, dim, eps, gate, channels, lambda};
+    cpu_spread(k, embed_part, &a, b->n, 4.0 * b->n * dim);
+}
+
+/* ---- k_mix_norm, k_gather_norm. */
+
+typedef struct norm {
+    k_ctx *k;
+    float *h, *x;
+    const float *x0;
+    const int32_t *index;
+    float resid, x0_lambda, eps;
+    int dim;
+} norm;
+
+static void norm_part(const void *job, int first, int end, int thread) {
+    (void)thread;
+    const norm *a = job;
+    const cpu_ops *ops = a->k->ops;
+    for (int t = first; t < end; t++) {
+        size_t at = (size_t)(a->index ? a->index[t] : t) * (size_t)a->dim;
+        float *x = a->x + at;
+        if (a->x0) ops->mix(x, a->x0 + at, a->resid, a->x0_lambda, a->dim);
+        ops->scale(a->h + (size_t)t * (size_t)a->dim, x, ops->inverse_rms(x, a->dim, a->eps), a->dim,
+                   a->k->profile == PRECISION_BF16);
+    }
+}
+
+void k_mix_norm(k_ctx *k, float *h, float *x, const float *x0, float resid, float x0_lambda, int n, int dim,
+                float eps) {
+    norm a = {k, h, x, x0, NULL, resid, x0_lambda, eps, dim};
+    cpu_spread(k, norm_part, &a, n, 2.0 * n * dim);
+}
+
+void k_gather_norm(k_ctx *k, float *h, const float *x, const int32_t *index, int n, int dim, float eps) {
+    norm a = {k, h, (float *)x, NULL, index, 1.0f, 0.0f, eps, dim}; /* without x0, x is only read */
+    cpu_spread(k, norm_part, &a, n, 2.0 * n * dim);
+}
+
+/* ---- k_gemm: cut by tiles of outputs, so that each thread reads its own weights once; by rows where there
+ * are few. */
+
+typedef struct gemm {
+    k_ctx *k;
+    cpu_gemm g;
+} gemm;
+
+static void gemm_tiles(const void *job, int first, int end, int thread) {
+    (void)thread;
+    const gemm *a = job;
+    a->k->ops->gemm(&a->g, first, end, 0, a->g.n);
+}
+
+static void gemm_rows(const void *job, int first, int end, int thread) {
+    (void)thread;
+    const gemm *a = job;
+    a->k->ops->gemm(&a->g, 0, a->g.w->tiles, first, end);
+}
+
+void k_gemm(k_ctx *k, float *y, const k_matrix *w, const float *x, int x_stride, int n, k_epilogue epilogue) {
+    assert(x_stride >= w->n_in);
+    gemm a = {k, {y, w, x, x_stride, n, epilogue}};
+    double work = (double)n * w->n_out * w->n_in;
+    if (n <= 0) return;
+    if (w->tiles < 4 * k_threads(k) && n >= w->tiles)
+        cpu_spread(k, gemm_rows, &a, n, work);
+    else
+        cpu_spread(k, gemm_tiles, &a, w->tiles, work);
+}
+
+/* ---- k_qkv_store. */
+
+typedef struct qkv {
+    k_ctx *k;
+    const k_qkv *a;
+    const k_rope *rope;
+    const k_batch *b;
+    const k_kv *kv;
+} qkv;
+
+static void turn_and_norm(const qkv *s, float *x, int32_t pos) {
+    const cpu_ops *ops = s->k->ops;
+    int half = s->rope->half;
+    const float *cosines = s->rope->data + (size_t)pos * 2 * (size_t)half;
+    ops->rotate(x, cosines, cosines + half, half);
+    ops->scale(x, x, ops->inverse_rms(x, 2 * half, s->a->eps), 2 * half, false);
+    if (s->a->qk_scale != 1.0f) ops->scale(x, x, s->a->qk_scale, 2 * half, false);
+}
+
+/* v = v + (factor * sigmoid(gate)) * ve: three roundings. */
+static void add_value_embedding(const qkv *s, float *v, int t, int head) {
+    const k_qkv *a = s->a;
+    int n_kv = s->kv->n_kv_heads, dim = s->kv->head_dim;
+    float g = a->gate_factor * cop_sigmoid(a->gate[(size_t)t * (size_t)n_kv + (size_t)head]);
+    size_t row = (size_t)s->b->ids[t] * (size_t)a->ve->dim + (size_t)head * (size_t)dim;
+    for (int d = 0; d < dim; d++) v[d] = v[d] + g * table_value(a->ve, row + (size_t)d);
+}
+
+static void store(void *page, size_t at, float x, bool bf16) {
+    if (bf16)
+        ((uint16_t *)page)[at] = cop_bf16(x);
+    else
+        ((float *)page)[at] = x;
+}
+
+static void qkv_part(const void *job, int first, int end, int thread) {
+    (void)thread;
+    const qkv *s = job;
+    const k_kv *kv = s->kv;
+    bool bf16 = s->k->profile == PRECISION_BF16;
+    size_t dim = (size_t)kv->head_dim;
+    size_t page_bytes = k_page_bytes(s->k, kv->n_layers, kv->n_kv_heads, kv->head_dim);
+    for (int t = first; t < end; t++) {
+        int32_t pos = s->b->pos[t];
+        assert(pos >= 0 && pos < s->rope->n_pos);
+        for (int h = 0; h < s->a->n_heads; h++)
+            turn_and_norm(s, s->a->q + ((size_t)t * (size_t)s->a->n_heads + (size_t)h) * dim, pos);
+        int32_t number =
+            s->b->pages[(size_t)s->b->table[t] * (size_t)s->b->page_stride + (size_t)(pos / KV_PAGE_TOKENS)];
+        void *page = (char *)kv->arena + (size_t)number * page_bytes;
+        size_t slot = (size_t)(pos % KV_PAGE_TOKENS);
+        for (int h = 0; h < kv->n_kv_heads; h++) {
+            size_t row = ((size_t)t * (size_t)kv->n_kv_heads + (size_t)h) * dim;
+            float *key = s->a->k + row, *v = s->a->v + row;
+            turn_and_norm(s, key, pos);
+            if (s->a->ve && s->a->gate) add_value_embedding(s, v, t, h);
+            size_t keys = cpu_key_offset(kv, s->a->layer, h), values = cpu_value_offset(kv, s->a->layer, h);
+            for (size_t d = 0; d < dim; d++) {
+                store(page, keys + d * KV_PAGE_TOKENS + slot, key[d], bf16);
+                store(page, values + slot * dim + d, v[d], bf16);
+            }
+        }
+    }
+}
+
+void k_qkv_store(k_ctx *k, const k_qkv *a, const k_rope *rope, const k_batch *b, const k_kv *kv) {
+    assert(rope->half * 2 == kv->head_dim);
+    assert(!a->ve || a->ve->dim == kv->n_kv_heads * kv->head_dim);
+    qkv s = {k, a, rope, b, kv};
+    cpu_spread(k, qkv_part, &s, b->n, 4.0 * b->n * (a->n_heads + 2 * kv->n_kv_heads) * kv->head_dim);
+}
+
+size_t k_page_bytes(const k_ctx *k, int n_layers, int n_kv_heads, int head_dim) {
+    k_kv kv = {NULL, n_layers, n_kv_heads, head_dim};
+    return cpu_page_elements(&kv) * (k->profile == PRECISION_BF16 ? sizeof(uint16_t) : sizeof(float));
+}
+
+void k_page_copy(k_ctx *k, const k_kv *kv, int to, int from, int n_tokens) {
+    assert(n_tokens >= 0 && n_tokens <= KV_PAGE_TOKENS);
+    size_t size = k->profile == PRECISION_BF16 ? sizeof(uint16_t) : sizeof(float);
+    size_t bytes = cpu_page_elements(kv) * size, dim = (size_t)kv->head_dim;
+    char *out = (char *)kv->arena + (size_t)to * bytes;
+    const char *in = (const char *)kv->arena + (size_t)from * bytes;
+    for (int layer = 0; layer < kv->n_layers; layer++)
+        for (int h = 0; h < kv->n_kv_heads; h++) {
+            size_t keys = cpu_key_offset(kv, layer, h) * size, values = cpu_value_offset(kv, layer, h) * size;
+            for (size_t d = 0; d < dim; d++, keys += KV_PAGE_TOKENS * size)
+                memcpy(out + keys, in + keys, (size_t)n_tokens * size);
+            memcpy(out + values, in + values, (size_t)n_tokens * dim * size);
+        }
+}
+
+/* ---- k_attention: items are (token, head), dealt out in turn because later positions cost more. */
+
+typedef struct attend {
+    k_ctx *k;
+    cpu_attention a;
+} attend;
+
+static void attend_run(void *arg, int index, int n) {
+    const attend *s = arg;
+    int64_t items = (int64_t)s->a.b->n * s->a.n_heads;
+    for (int64_t i = index; i < items; i += n)
+        s->k->ops->attention(&s->a, (int)(i / s->a.n_heads), (int)(i % s->a.n_heads));
+}
+
+void k_attention(k_ctx *k, float *out, const float *q, const k_batch *b, const k_kv *kv, int n_heads,
+                 int layer, int32_t window) {
+    assert(window >= 0 && n_heads % kv->n_kv_heads == 0 && kv->head_dim <= K_MAX_HEAD_DIM);
+    attend s = {k,
+                {out, q, b, kv, k_page_bytes(k, kv->n_layers, kv->n_kv_heads, kv->head_dim), n_heads, layer,
+                 window, k->profile == PRECISION_BF16, 1.0f / sqrtf((float)kv->head_dim)}};
+    double keys = 0;
+    for (int t = 0; t < b->n; t++) keys += b->pos[t] < window ? b->pos[t] + 1 : window + 1.0;
+    cpu_flush_denormals();
+    if (keys * n_heads * kv->head_dim < WORTH_WAKING)
+        attend_run(&s, 0, 1);
+    else
+        threads_run(k->threads, attend_run, &s);
+}
+
+/* ---- Element-wise. */
+
+#define PIECE 4096 /* elements that a part takes at a time */
+
+typedef struct elements {
+    k_ctx *k;
+    float *x;
+    const float *y;
+    float scale;
+    size_t n;
+    int n_cols, stride;
+} elements;
+
+static int pieces(size_t n) {
+    assert(n / PIECE < INT32_MAX);
+    return (int)(n / PIECE + (n % PIECE != 0));
+}
+
+static void sub_part(const void *job, int first, int end, int thread) {
+    (void)thread;
+    const elements *a = job;
+    size_t from = (size_t)first * PIECE, to = (size_t)end * PIECE < a->n ? (size_t)end * PIECE : a->n;
+    a->k->ops->sub_scaled(a->x + from, a->y + from, a->scale, to - from);
+}
+
+void k_sub_scaled(k_ctx *k, float *x, const float *y, float scale, size_t n) {
+    elements a = {.k = k, .x = x, .y = y, .scale = scale, .n = n};
+    cpu_spread(k, sub_part, &a, pieces(n), (double)n);
+}
+
+void k_copy(k_ctx *k, float *to, const float *from, size_t n) {
+    (void)k;
+    if (n) memcpy(to, from, n * sizeof *to);
+}
+
+static void softcap_part(const void *job, int first, int end, int thread) {
+    (void)thread;
+    const elements *a = job;
+    int per_row = pieces((size_t)a->n_cols);
+    for (int i = first; i < end; i++) {
+        int at = i % per_row * PIECE, n = a->n_cols - at < PIECE ? a->n_cols - at : PIECE;
+        a->k->ops->softcap(a->x + (size_t)(i / per_row) * (size_t)a->stride + (size_t)at, n, a->scale);
+    }
+}
+
+void k_softcap(k_ctx *k, float *logits, int n, int n_cols, int stride, float cap) {
+    assert(n_cols <= stride);
+    elements a = {.k = k, .x = logits, .scale = cap, .n_cols = n_cols, .stride = stride};
+    cpu_spread(k, softcap_part, &a, n * pieces((size_t)n_cols), 16.0 * n * n_cols);
+}

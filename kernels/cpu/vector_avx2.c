@@ -1,0 +1,206 @@
+/* Everything that runs along one row, with AVX2, and the table of AVX2 bodies.  What is left over after whole
+ * vectors goes through the scalar functions, which do the same operations. */
+#include "kernels/cpu/avx2.h"
+
+#ifdef __AVX2__
+#include "kernels/cpu/math_avx2.h"
+#include "kernels/cpu/scalar.h"
+
+#include <assert.h>
+
+static float inverse_rms(const float *x, int n, float eps) {
+    float sum = 0.0f;
+    for (int first = 0; first < n; first += CPU_NORM_BLOCK) {
+        int end = n - first < CPU_NORM_BLOCK ? n : first + CPU_NORM_BLOCK, i = first;
+        __m256 low = _mm256_setzero_ps(), high = low;
+        for (; i + CPU_LANES <= end; i += CPU_LANES) {
+            __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + i + 8);
+            low = V_FMA(a, a, low);
+            high = V_FMA(b, b, high);
+        }
+        float lanes[CPU_LANES];
+        _mm256_storeu_ps(lanes, low);
+        _mm256_storeu_ps(lanes + 8, high);
+        for (; i < end; i++) lanes[i % CPU_LANES] = fmaf(x[i], x[i], lanes[i % CPU_LANES]);
+        sum = sum + cpu_lane_tree(lanes);
+    }
+    return 1.0f / sqrtf(sum / (float)n + eps);
+}
+
+static void scale(float *out, const float *x, float factor, int n, bool bf16) {
+    int i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 y = _mm256_mul_ps(_mm256_loadu_ps(x + i), V_SET(factor));
+        _mm256_storeu_ps(out + i, bf16 ? v_round_bf16(y) : y);
+    }
+    cpu_scale_scalar(out + i, x + i, factor, n - i, bf16);
+}
+
+static void mix(float *x, const float *y, float a, float b, int n) {
+    int i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 ax = _mm256_mul_ps(V_SET(a), _mm256_loadu_ps(x + i)),
+               by = _mm256_mul_ps(V_SET(b), _mm256_loadu_ps(y + i));
+        _mm256_storeu_ps(x + i, _mm256_add_ps(ax, by));
+    }
+    cpu_mix_scalar(x + i, y + i, a, b, n - i);
+}
+
+static void sub_scaled(float *x, const float *y, float factor, size_t n) {
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 sy = _mm256_mul_ps(V_SET(factor), _mm256_loadu_ps(y + i));
+        _mm256_storeu_ps(x + i, _mm256_sub_ps(_mm256_loadu_ps(x + i), sy));
+    }
+    cpu_sub_scaled_scalar(x + i, y + i, factor, n - i);
+}
+
+static void rotate(float *x, const float *cosines, const float *sines, int half) {
+    int i = 0;
+    for (; i + 8 <= half; i += 8) {
+        __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + i + half);
+        __m256 c = _mm256_loadu_ps(cosines + i), s = _mm256_loadu_ps(sines + i);
+        _mm256_storeu_ps(x + i, V_FMA(b, s, _mm256_mul_ps(a, c)));
+        _mm256_storeu_ps(x + i + half, V_FMA(b, c, v_negate(_mm256_mul_ps(a, s))));
+    }
+    for (; i < half; i++) {
+        float a = x[i], b = x[i + half], c = cosines[i], s = sines[i];
+        x[i] = fmaf(b, s, a * c);
+        x[i + half] = fmaf(b, c, cop_negate(a * s));
+    }
+}
+
+static void softcap(float *x, int n, float cap) {
+    int i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 y = v_tanh(_mm256_div_ps(_mm256_loadu_ps(x + i), V_SET(cap)));
+        _mm256_storeu_ps(x + i, _mm256_mul_ps(V_SET(cap), y));
+    }
+    cpu_softcap_scalar(x + i, n - i, cap);
+}
+
+static bool max(float *greatest, const float *x, int n) {
+    assert(n >= 1);
+    if (n < 8) return cpu_max_scalar(greatest, x, n);
+    __m256 best = _mm256_loadu_ps(x), nan = _mm256_setzero_ps();
+    int i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 v = _mm256_loadu_ps(x + i);
+        nan = _mm256_or_ps(nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+        best = _mm256_max_ps(best, v);
+    }
+    if (_mm256_movemask_ps(nan)) return false;
+    float last[16];
+    _mm256_storeu_ps(last, best);
+    int count = 8;
+    for (; i < n; i++) last[count++] = x[i];
+    return cpu_max_scalar(greatest, last, count);
+}
+
+static float exp_sum(const float *x, int n, float factor, float greatest) {
+    float sum = 0.0f;
+    for (int first = 0; first < n; first += CPU_SOFTMAX_TILE) {
+        int end = n - first < CPU_SOFTMAX_TILE ? n : first + CPU_SOFTMAX_TILE, i = first;
+        __m256 part[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+        for (; i + CPU_LANES <= end; i += CPU_LANES)
+            for (int j = 0; j < 2; j++) {
+                __m256 y = _mm256_mul_ps(_mm256_loadu_ps(x + i + 8 * j), V_SET(factor));
+                part[j] = _mm256_add_ps(part[j], v_exp(_mm256_sub_ps(y, V_SET(greatest))));
+            }
+        float lanes[CPU_LANES];
+        _mm256_storeu_ps(lanes, part[0]);
+        _mm256_storeu_ps(lanes + 8, part[1]);
+        for (; i < end; i++) {
+            float y = x[i] * factor;
+            lanes[i % CPU_LANES] = lanes[i % CPU_LANES] + cop_exp(y - greatest);
+        }
+        sum = sum + cpu_lane_tree(lanes);
+    }
+    return sum;
+}
+
+/* The random words of ids [id, id + 32), eight ids to a vector, in order.  id % 4 == 0. */
+static void noise_words(__m256i words[4], int32_t id, const cpu_noise *noise) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    __m256i c[4] = {_mm256_add_epi32(_mm256_set1_epi32(id / 4), lane), _mm256_set1_epi32((int)noise->index),
+                    _mm256_set1_epi32((int)noise->sample), _mm256_set1_epi32((int)noise->prompt_hash)};
+    v_philox(c, noise->key); /* c[w] lane b: word w of block b; to be transposed */
+    __m256i r0 = _mm256_unpacklo_epi32(c[0], c[1]), r1 = _mm256_unpackhi_epi32(c[0], c[1]);
+    __m256i r2 = _mm256_unpacklo_epi32(c[2], c[3]), r3 = _mm256_unpackhi_epi32(c[2], c[3]);
+    __m256i s04 = _mm256_unpacklo_epi64(r0, r2), s15 = _mm256_unpackhi_epi64(r0, r2);
+    __m256i s26 = _mm256_unpacklo_epi64(r1, r3), s37 = _mm256_unpackhi_epi64(r1, r3);
+    words[0] = _mm256_permute2x128_si256(s04, s15, 0x20);
+    words[1] = _mm256_permute2x128_si256(s26, s37, 0x20);
+    words[2] = _mm256_permute2x128_si256(s04, s15, 0x31);
+    words[3] = _mm256_permute2x128_si256(s26, s37, 0x31);
+}
+
+/* Each lane keeps its first best; the best of the lanes is the lowest id of the greatest score. */
+static int32_t draw(const float *x, int n, float factor, const cpu_noise *noise) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    __m256 best = V_SET(-INFINITY);
+    __m256i best_id = _mm256_setzero_si256();
+    int32_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        __m256i words[4];
+        noise_words(words, i, noise);
+        for (int j = 0; j < 4; j++) {
+            __m256 score = V_FMA(_mm256_loadu_ps(x + i + 8 * j), V_SET(factor), v_gumbel(words[j]));
+            __m256 better = _mm256_cmp_ps(score, best, _CMP_GT_OQ);
+            __m256i id = _mm256_add_epi32(_mm256_set1_epi32(i + 8 * j), lane);
+            best = _mm256_blendv_ps(best, score, better);
+            best_id = _mm256_blendv_epi8(best_id, id, _mm256_castps_si256(better));
+        }
+    }
+    float scores[8];
+    int32_t ids[8];
+    _mm256_storeu_ps(scores, best);
+    _mm256_storeu_si256((__m256i *)ids, best_id);
+    float top = -INFINITY;
+    int32_t winner = 0;
+    for (int j = 0; j < 8; j++)
+        if (scores[j] > top || (scores[j] == top && ids[j] < winner)) top = scores[j], winner = ids[j];
+    for (; i < n; i++) {
+        float score = fmaf(x[i], factor, cpu_noise_of(noise, i));
+        if (score > top) top = score, winner = i;
+    }
+    return winner;
+}
+
+static __m256 apply(cpu_function f, __m256 x) {
+    switch (f) {
+    case CPU_EXP: return v_exp(x);
+    case CPU_LOG: return v_log(x);
+    case CPU_TANH: return v_tanh(x);
+    case CPU_SIGMOID: return v_sigmoid(x);
+    case CPU_GUMBEL: return v_gumbel(_mm256_castps_si256(x));
+    }
+    return x;
+}
+
+static void map(cpu_function f, uint32_t *words, size_t n) {
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps((float *)(words + i), apply(f, _mm256_loadu_ps((float *)(words + i))));
+    cpu_map_scalar(f, words + i, n - i);
+}
+
+static const cpu_ops table = {
+    .gemm = cpu_gemm_avx2,
+    .attention = cpu_attention_avx2,
+    .inverse_rms = inverse_rms,
+    .scale = scale,
+    .mix = mix,
+    .sub_scaled = sub_scaled,
+    .rotate = rotate,
+    .softcap = softcap,
+    .max = max,
+    .exp_sum = exp_sum,
+    .draw = draw,
+    .map = map,
+};
+
+const cpu_ops *cpu_ops_avx2(void) { return &table; }
+#else
+const cpu_ops *cpu_ops_avx2(void) { return NULL; }
+#endif

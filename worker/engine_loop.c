@@ -1,0 +1,582 @@
+/* The engine's thread. */
+#include "worker/engine_loop.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "worker/convert.h"
+#include "worker/log.h"
+
+static void *resize(void *context, void *block, size_t n_bytes) {
+    (void)context;
+    return mem_realloc(block, n_bytes, 1);
+}
+static void release(void *context, void *block) {
+    (void)context;
+    mem_free(block);
+}
+const wire_allocator worker_allocator = {resize, release, NULL};
+
+bool client_equal(const client_id *a, const client_id *b) { return a->n == b->n && !memcmp(a->bytes, b->bytes, a->n); }
+
+void parcel_free(parcel *p) {
+    if (!p) return;
+    request_free(p->request);
+    mem_free(p);
+}
+
+void letter_free(letter *l) {
+    if (!l) return;
+    wire_buffer_free(&l->message, &worker_allocator);
+    mem_free(l);
+}
+
+/* A rollout or score in flight. */
+typedef struct flight {
+    struct flight *next;
+    engine_loop *loop;
+    client_id client;
+    request *request;
+    engine_job *job;
+    converted_rollout rollout; /* its tokens are kept for prompts that came as text */
+    reply_sample *held;        /* [n_held] samples that wait for their prompt or the whole request; each owns its arrays */
+    size_t n_held, cap_held;
+    reply_score *scores; /* [n_sequences] each owns its arrays */
+    bool broken;         /* a reply could not be made: told as an error once the engine is not calling */
+} flight;
+
+struct engine_loop {
+    engine *engine;
+    const tokenizer *tokenizer;
+    queue *requests, *replies;
+    pthread_t thread;
+    flight *flights;
+    double start;
+    bool stop;
+};
+
+static double clock_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- Replies. */
+
+static reply_head head_of(const request *r) { return (reply_head){r->id, r->compress, &worker_allocator}; }
+
+static reply_weights weights_of(const engine_loop *l) { return (reply_weights){0, wire_text_of(engine_digest(l->engine))}; }
+
+/* Send a message and take it; a message without bytes (there was no memory for it) is not sent, but a last one still
+ * tells the service thread that the request is over. */
+static bool post(engine_loop *l, const client_id *client, wire_buffer *message, bool last) {
+    letter *p = mem_zalloc(1, sizeof *p);
+    if (!p) {
+        /* The letter itself is what the service counts: wait for memory rather than lose it. */
+        if (!last) {
+            wire_buffer_free(message, &worker_allocator);
+            return false;
+        }
+        while (!(p = mem_zalloc(1, sizeof *p))) nanosleep(&(struct timespec){0, 10000000}, NULL);
+    }
+    p->client = *client;
+    p->message = *message;
+    p->last = last;
+    *message = (wire_buffer){0};
+    queue_item *item = &p->item;
+    queue_put(l->replies, &item);
+    return true;
+}
+
+static void post_error(engine_loop *l, const client_id *client, const request *r, const wire_error *e) {
+    wire_buffer message = {0};
+    reply_head head = head_of(r);
+    reply_encode_error(&message, &head, e);
+    post(l, client, &message, true);
+}
+
+static void post_cop_error(engine_loop *l, const client_id *client, const request *r, const cop_error *e) {
+    wire_error w;
+    convert_error(&w, e);
+    post_error(l, client, r, &w);
+}
+
+/* ---- Flights. */
+
+static void sample_free(reply_sample *s) {
+    mem_free((void *)s->tokens);
+    mem_free((void *)s->mask);
+    mem_free((void *)s->logprobs);
+    mem_free((void *)s->model_logprobs);
+    mem_free((void *)s->kept_ids.ids);
+    mem_free((void *)s->kept_offsets);
+    mem_free((void *)s->tool_calls);
+    mem_free((void *)s->weights);
+    mem_free((void *)s->text.bytes);
+    *s = (reply_sample){0};
+}
+
+static void flight_free(flight *f) {
+    for (size_t i = 0; i < f->n_held; i++) sample_free(&f->held[i]);
+    mem_free(f->held);
+    for (size_t i = 0; f->scores && i < f->request->score.n_sequences; i++) {
+        mem_free((void *)f->scores[i].logprobs);
+        mem_free((void *)f->scores[i].top_ids);
+        mem_free((void *)f->scores[i].top_logprobs);
+        mem_free((void *)f->scores[i].next_ids);
+        mem_free((void *)f->scores[i].next_logprobs);
+    }
+    mem_free(f->scores);
+    converted_rollout_free(&f->rollout);
+    request_free(f->request);
+    mem_free(f);
+}
+
+/* Take it off the list and free it; its last letter has been posted. */
+static void flight_end(flight *f) {
+    flight **link = &f->loop->flights;
+    while (*link != f) link = &(*link)->next;
+    *link = f->next;
+    flight_free(f);
+}
+
+static flight *flight_find(engine_loop *l, wire_text id) {
+    for (flight *f = l->flights; f; f = f->next) {
+        if (f->request->id.n == id.n && !memcmp(f->request->id.bytes, id.bytes, id.n)) return f;
+    }
+    return NULL;
+}
+
+/* ---- Samples. */
+
+static void *copy(const void *from, size_t n, size_t size, bool *ok) {
+    void *to = mem_alloc(n, size);
+    if (to && n) memcpy(to, from, n * size);
+    if (!to) *ok = false;
+    return to;
+}
+
+/* An owned reply from a sample's event.  False without memory; *out is then empty. */
+static bool own_sample(flight *f, const sample_result *s, reply_sample *out) {
+    const request_rollout *r = &f->request->rollout;
+    const request_prompt *p = &r->prompts[s->prompt];
+    size_t n = (size_t)s->n_tokens;
+    bool ok = true;
+    *out = (reply_sample){.prompt = s->prompt,
+                          .sample = s->sample,
+                          .prompt_id = p->id,
+                          .seed = s->seed,
+                          .has_prompt_tokens = p->input.kind != REQUEST_INPUT_TOKENS,
+                          .n_tokens = n,
+                          .has_logprobs = r->logprobs,
+                          .has_model_logprobs = r->model_logprobs,
+                          .has_kept = r->kept,
+                          .finish = s->finish == FINISH_STOP     ? REPLY_STOP
+                                    : s->finish == FINISH_LENGTH ? REPLY_LENGTH
+                                                                 : REPLY_CANCELLED,
+                          .has_stop = s->stop >= 0,
+                          .stop = s->stop >= 0 ? (uint32_t)s->stop : 0};
+    const token_list *prompt = &f->rollout.tokens[s->prompt];
+    if (out->has_prompt_tokens) out->prompt_tokens = (wire_ids){(const uint32_t *)prompt->ids, prompt->n};
+    out->tokens = copy(s->tokens, n, sizeof(uint32_t), &ok);
+    out->mask = copy(s->mask, n, 1, &ok);
+    if (r->logprobs) out->logprobs = copy(s->logprobs, n, sizeof(float), &ok);
+    if (r->model_logprobs) out->model_logprobs = copy(s->model_logprobs, n, sizeof(float), &ok);
+    if (r->kept) {
+        out->kept_offsets = copy(s->kept_offsets, n + 1, sizeof(uint32_t), &ok);
+        out->kept_ids = (wire_ids){copy(s->kept_ids, s->kept_offsets[n], sizeof(uint32_t), &ok), s->kept_offsets[n]};
+    }
+    reply_tool_call *calls = mem_alloc((size_t)s->n_tool_calls, sizeof *calls);
+    reply_weights_run *run = mem_alloc(1, sizeof *run);
+    out->tool_calls = calls;
+    out->weights = run;
+    if (!calls || !run) ok = false;
+    for (int i = 0; ok && i < s->n_tool_calls; i++)
+        calls[out->n_tool_calls++] = (reply_tool_call){(uint32_t)s->tool_calls[i].at, wire_text_of("calculator"), s->tool_calls[i].ok};
+    if (ok && n > 0) run[out->n_weights++] = (reply_weights_run){0, weights_of(f->loop)};
+    if (ok && r->text) {
+        char *text;
+        size_t n_text;
+        ok = convert_text(&text, &n_text, NULL, NULL, f->loop->tokenizer, s->tokens, n, NULL) == COP_OK;
+        if (ok) out->text = (wire_text){text, n_text};
+    }
+    if (!ok) sample_free(out);
+    return ok;
+}
+
+static void post_samples(flight *f, const reply_sample *samples, size_t n) {
+    wire_buffer *messages;
+    size_t n_messages;
+    reply_head head = head_of(f->request);
+    if (!reply_encode_samples(&messages, &n_messages, &head, samples, n)) {
+        f->broken = true;
+        return;
+    }
+    for (size_t i = 0; i < n_messages; i++) {
+        if (!post(f->loop, &f->client, &messages[i], false)) f->broken = true;
+    }
+    reply_messages_free(messages, n_messages, &worker_allocator);
+}
+
+/* Samples that are complete now as `deliver` has it, taken from the held ones. */
+static void deliver_prompt(flight *f, uint32_t prompt) {
+    size_t n = 0, wanted = f->request->rollout.n;
+    for (size_t i = 0; i < f->n_held; i++) n += f->held[i].prompt == prompt;
+    if (n < wanted) return;
+    reply_sample *all = mem_zalloc(n, sizeof *all);
+    if (!all) {
+        f->broken = true;
+        return;
+    }
+    /* In order of index; with `sample` given there is one, of any index. */
+    size_t kept = 0;
+    for (size_t i = 0; i < f->n_held; i++) {
+        if (f->held[i].prompt == prompt) all[wanted == 1 ? 0 : f->held[i].sample] = f->held[i];
+        else f->held[kept++] = f->held[i];
+    }
+    f->n_held = kept;
+    post_samples(f, all, n);
+    for (size_t i = 0; i < n; i++) sample_free(&all[i]);
+    mem_free(all);
+}
+
+static void on_sample(void *context, const sample_result *s) {
+    flight *f = context;
+    reply_sample owned;
+    if (f->broken || !own_sample(f, s, &owned)) {
+        f->broken = true;
+        return;
+    }
+    if (f->request->rollout.deliver == REQUEST_DELIVER_SAMPLE) {
+        post_samples(f, &owned, 1);
+        sample_free(&owned);
+        return;
+    }
+    if (!mem_grow((void **)&f->held, &f->cap_held, f->n_held + 1, sizeof *f->held)) {
+        f->broken = true;
+        sample_free(&owned);
+        return;
+    }
+    f->held[f->n_held++] = owned;
+    if (f->request->rollout.deliver == REQUEST_DELIVER_PROMPT) deliver_prompt(f, s->prompt);
+}
+
+static int by_place(const void *a, const void *b) {
+    const reply_sample *x = a, *y = b;
+    if (x->prompt != y->prompt) return x->prompt < y->prompt ? -1 : 1;
+    return x->sample < y->sample ? -1 : x->sample > y->sample;
+}
+
+static void post_broken(flight *f) {
+    wire_error e;
+    wire_fail(&e, WIRE_OVERLOADED, NULL, "there was no memory for the results: try again with fewer prompts or samples");
+    e.retry_after = 1.0;
+    post_error(f->loop, &f->client, f->request, &e);
+}
+
+static void on_done(void *context, const rollout_totals *t) {
+    flight *f = context;
+    if (f->n_held > 0 && !f->broken) {
+        qsort(f->held, f->n_held, sizeof *f->held, by_place);
+        post_samples(f, f->held, f->n_held);
+    }
+    reply_done done = {t->samples, t->prompt_tokens, t->cached_tokens, t->sampled_tokens, t->forced_tokens, t->seconds};
+    reply_head head = head_of(f->request);
+    wire_buffer message = {0};
+    if (f->broken || !reply_encode_done(&message, &head, &done)) post_broken(f);
+    else post(f->loop, &f->client, &message, true);
+    flight_end(f);
+}
+
+static void on_failed(void *context, const cop_error *e) {
+    flight *f = context;
+    post_cop_error(f->loop, &f->client, f->request, e);
+    flight_end(f);
+}
+
+/* ---- Scores. */
+
+static void on_scored(void *context, size_t sequence, const score_result *s) {
+    flight *f = context;
+    reply_score *to = &f->scores[sequence];
+    bool ok = true;
+    to->n = s->n;
+    to->logprobs = copy(s->logprobs, s->n, sizeof(float), &ok);
+    if (s->top > 0) {
+        size_t top = (size_t)s->top;
+        to->top_ids = copy(s->top_ids, s->n * top, sizeof(uint32_t), &ok);
+        to->top_logprobs = copy(s->top_logprobs, s->n * top, sizeof(float), &ok);
+        to->next_ids = copy(s->next_ids, top, sizeof(uint32_t), &ok);
+        to->next_logprobs = copy(s->next_logprobs, top, sizeof(float), &ok);
+    }
+    if (!ok) f->broken = true;
+}
+
+static void on_scores_done(void *context) {
+    flight *f = context;
+    const request_score *r = &f->request->score;
+    int vocab = engine_arch(f->loop->engine)->vocab;
+    reply_scores scores = {.scores = f->scores,
+                           .n_scores = r->n_sequences,
+                           .top = r->top < (uint32_t)vocab ? r->top : (uint32_t)vocab,
+                           .weights = weights_of(f->loop),
+                           .numerics = wire_text_of(engine_numerics(f->loop->engine))};
+    reply_head head = head_of(f->request);
+    wire_buffer message = {0};
+    for (size_t i = 0; i < r->n_sequences; i++) {
+        if (f->scores[i].logprobs || f->broken) continue;
+        wire_error e; /* it was cancelled */
+        wire_fail(&e, WIRE_NOT_FOUND, NULL, "the score was cancelled before it was complete");
+        post_error(f->loop, &f->client, f->request, &e);
+        flight_end(f);
+        return;
+    }
+    if (f->broken || !reply_encode_scores(&message, &head, &scores)) post_broken(f);
+    else post(f->loop, &f->client, &message, true);
+    flight_end(f);
+}
+
+/* ---- Requests. */
+
+static flight *flight_open(engine_loop *l, parcel *p) {
+    flight *f = mem_zalloc(1, sizeof *f);
+    if (!f) return NULL;
+    f->loop = l;
+    f->client = p->client;
+    f->request = p->request;
+    p->request = NULL;
+    f->next = l->flights;
+    l->flights = f;
+    return f;
+}
+
+static uint64_t draw_seed(void) {
+    uint64_t seed = 0;
+    while (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed) continue;
+    return seed >> 11; /* below 2^53, so that every JSON reader keeps it */
+}
+
+static bool post_accepted(flight *f, uint64_t seed) {
+    const request_rollout *r = &f->request->rollout;
+    reply_accepted accepted = {.samples = (uint64_t)r->n_prompts * r->n,
+                               .seed = seed,
+                               .weights = weights_of(f->loop),
+                               .numerics = wire_text_of(engine_numerics(f->loop->engine))};
+    reply_head head = head_of(f->request);
+    wire_buffer message = {0};
+    return reply_encode_accepted(&message, &head, &accepted) && post(f->loop, &f->client, &message, false);
+}
+
+static cop_status submit_rollout(flight *f, uint64_t seed, cop_error *err) {
+    engine_loop *l = f->loop;
+    const request_rollout *r = &f->request->rollout;
+    if (r->text && !l->tokenizer) {
+        cop_fail(err, COP_EUNSUPPORTED, "the model has no tokenizer to decode text with");
+        snprintf(err->key, sizeof err->key, "text");
+        return COP_EUNSUPPORTED;
+    }
+    cop_status status = convert_rollout(&f->rollout, r, seed, l->engine, l->tokenizer, err);
+    if (status != COP_OK) return status;
+    f->rollout.spec.events = (rollout_events){f, on_sample, on_done, on_failed};
+    return engine_submit(l->engine, &f->rollout.spec, &f->job, err);
+}
+
+static void start_rollout(engine_loop *l, parcel *p) {
+    const request *r = p->request;
+    if (flight_find(l, r->id)) {
+        wire_error e;
+        wire_fail(&e, WIRE_DUPLICATE_ID, "id", "a request with this id is in flight: use another id, such as a UUID");
+        post_error(l, &p->client, r, &e);
+        return;
+    }
+    uint64_t seed = r->rollout.has_seed ? r->rollout.seed : draw_seed();
+    client_id client = p->client;
+    cop_error err = {0};
+    flight *f = flight_open(l, p);
+    if (!f) {
+        cop_fail(&err, COP_ENOMEM, "could not start a rollout");
+        post_cop_error(l, &client, r, &err);
+        return;
+    }
+    if (submit_rollout(f, seed, &err) != COP_OK) {
+        post_cop_error(l, &client, f->request, &err);
+        flight_end(f);
+    } else if (!post_accepted(f, seed)) {
+        f->broken = true;
+    }
+}
+
+static cop_status submit_score(flight *f, cop_error *err) {
+    engine_loop *l = f->loop;
+    const request_score *r = &f->request->score;
+    int32_t **sequences = mem_zalloc(r->n_sequences, sizeof *sequences);
+    size_t *lengths = mem_alloc(r->n_sequences, sizeof *lengths);
+    f->scores = mem_zalloc(r->n_sequences, sizeof *f->scores);
+    cop_status status = COP_OK;
+    if (!sequences || !lengths || !f->scores)
+        status = cop_fail(err, COP_ENOMEM, "could not allocate %zu sequences", r->n_sequences);
+    for (size_t i = 0; i < r->n_sequences && status == COP_OK; i++) {
+        char key[64];
+        snprintf(key, sizeof key, "sequences[%zu]", i);
+        lengths[i] = r->sequences[i].n;
+        status = convert_ids(&sequences[i], r->sequences[i], engine_arch(l->engine)->vocab, key, err);
+    }
+    if (status == COP_OK) {
+        score_spec spec = {.sequences = (const int32_t *const *)sequences,
+                           .lengths = lengths,
+                           .n_sequences = r->n_sequences,
+                           .top = (int)r->top,
+                           .temperature = r->temperature,
+                           .context = f,
+                           .scored = on_scored,
+                           .done = on_scores_done,
+                           .failed = on_failed};
+        status = engine_submit_score(l->engine, &spec, &f->job, err);
+    }
+    for (size_t i = 0; sequences && i < r->n_sequences; i++) mem_free(sequences[i]);
+    mem_free(sequences);
+    mem_free(lengths);
+    return status;
+}
+
+static void start_score(engine_loop *l, parcel *p) {
+    client_id client = p->client;
+    cop_error err = {0};
+    const request *r = p->request;
+    flight *f = flight_open(l, p);
+    if (!f) {
+        cop_fail(&err, COP_ENOMEM, "could not start a score");
+        post_cop_error(l, &client, r, &err);
+    } else if (submit_score(f, &err) != COP_OK) {
+        post_cop_error(l, &client, f->request, &err);
+        flight_end(f);
+    }
+}
+
+static void cancel_target(engine_loop *l, parcel *p) {
+    const request *r = p->request;
+    flight *target = flight_find(l, r->cancel.target);
+    if (!target || target->request->type != REQUEST_ROLLOUT) {
+        wire_error e;
+        wire_fail(&e, WIRE_NOT_FOUND, "target", "no rollout with this id is in flight");
+        post_error(l, &p->client, r, &e);
+        return;
+    }
+    engine_cancel(l->engine, target->job); /* tells its samples and its end, and frees the flight */
+    reply_head head = head_of(r);
+    wire_buffer message = {0};
+    reply_encode_done(&message, &head, NULL);
+    post(l, &p->client, &message, true);
+}
+
+static void tell_status(engine_loop *l, parcel *p) {
+    engine_status s;
+    engine_read_status(l->engine, &s);
+    reply_status status = {.rows = s.rows,
+                           .queued = s.queued,
+                           .pages_total = s.pages_total,
+                           .pages_used = s.pages_used,
+                           .pages_free = s.pages_free,
+                           .pages_shared = s.pages_shared,
+                           .weights = weights_of(l),
+                           .requests = s.requests,
+                           .samples = s.samples,
+                           .prompt_tokens = s.prompt_tokens,
+                           .prefilled_tokens = s.prefilled_tokens,
+                           .sampled_tokens = s.sampled_tokens,
+                           .forced_tokens = s.forced_tokens,
+                           .steps = s.steps,
+                           .seconds = clock_seconds() - l->start};
+    reply_head head = head_of(p->request);
+    wire_buffer message = {0};
+    reply_encode_status(&message, &head, &status);
+    post(l, &p->client, &message, true);
+}
+
+/* The client's flights end without a word to it; the service still counts their ends. */
+static void drop_client(engine_loop *l, const client_id *client) {
+    for (flight *f = l->flights, *next; f; f = next) {
+        next = f->next;
+        if (!client_equal(&f->client, client)) continue;
+        engine_abandon(l->engine, f->job);
+        wire_buffer nothing = {0};
+        post(l, &f->client, &nothing, true);
+        flight_end(f);
+    }
+}
+
+static void cancel_all(engine_loop *l) {
+    while (l->flights) engine_cancel(l->engine, l->flights->job);
+}
+
+static void handle(engine_loop *l, parcel *p) {
+    switch (p->kind) {
+    case PARCEL_GONE: drop_client(l, &p->client); break;
+    case PARCEL_CANCEL: cancel_all(l); break;
+    case PARCEL_STOP: l->stop = true; break;
+    case PARCEL_REQUEST:
+        switch (p->request->type) {
+        case REQUEST_ROLLOUT: start_rollout(l, p); break;
+        case REQUEST_SCORE: start_score(l, p); break;
+        case REQUEST_CANCEL: cancel_target(l, p); break;
+        case REQUEST_STATUS: tell_status(l, p); break;
+        default: assert(!"the service answers the others itself");
+        }
+    }
+    parcel_free(p);
+}
+
+/* Rollouts whose results could not be told end with an error. */
+static void end_broken(engine_loop *l) {
+    for (flight *f = l->flights, *next; f; f = next) {
+        next = f->next;
+        if (!f->broken) continue;
+        engine_abandon(l->engine, f->job);
+        post_broken(f);
+        flight_end(f);
+    }
+}
+
+static void *run(void *arg) {
+    engine_loop *l = arg;
+    cpu_flush_denormals();
+    while (!l->stop) {
+        parcel *p = (parcel *)(l->flights ? queue_take(l->requests) : queue_wait(l->requests));
+        for (; p; p = (parcel *)queue_take(l->requests)) handle(l, p);
+        engine_step(l->engine);
+        end_broken(l);
+    }
+    return NULL;
+}
+
+cop_status engine_loop_open(engine_loop **out, engine *e, const tokenizer *t, queue *requests, queue *replies,
+                            cop_error *err) {
+    *out = NULL;
+    engine_loop *l = mem_zalloc(1, sizeof *l);
+    if (!l) return cop_fail(err, COP_ENOMEM, "could not allocate the engine's thread");
+    *l = (engine_loop){.engine = e, .tokenizer = t, .requests = requests, .replies = replies, .start = clock_seconds()};
+    int failed = pthread_create(&l->thread, NULL, run, l);
+    if (failed) {
+        mem_free(l);
+        return cop_fail(err, COP_EIO, "could not start the engine's thread: %s", strerror(failed));
+    }
+    *out = l;
+    return COP_OK;
+}
+
+void engine_loop_close(engine_loop *l) {
+    if (!l) return;
+    parcel *p;
+    while (!(p = mem_zalloc(1, sizeof *p))) nanosleep(&(struct timespec){0, 10000000}, NULL);
+    p->kind = PARCEL_STOP;
+    queue_item *item = &p->item;
+    queue_put(l->requests, &item);
+    pthread_join(l->thread, NULL);
+    mem_free(l);
+}

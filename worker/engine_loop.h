@@ -1,0 +1,57 @@
+/* The engine's thread: takes requests from one queue, steps the engine, puts encoded replies on another.
+ *
+ *   service thread --- parcel{client, request} ---> requests --> engine thread
+ *   service thread <-- letter{client, message} ---- replies  <--
+ *
+ * Every parcel with a request gets exactly one letter that is marked last.  Nothing but the two queues is shared. */
+#ifndef COP_ENGINE_LOOP_H
+#define COP_ENGINE_LOOP_H
+
+#include "engine/engine.h"
+#include "proto/reply.h"
+#include "proto/request.h"
+#include "worker/queue.h"
+
+/* A ROUTER's name for a connection. */
+typedef struct client_id {
+    uint8_t bytes[255];
+    uint8_t n;
+} client_id;
+
+bool client_equal(const client_id *a, const client_id *b);
+
+typedef enum parcel_kind {
+    PARCEL_REQUEST,
+    PARCEL_GONE,   /* the client cannot be reached: nobody wants its rollouts */
+    PARCEL_CANCEL, /* cancel everything: the grace time is over */
+    PARCEL_STOP    /* end the thread; nothing is in flight */
+} parcel_kind;
+
+typedef struct parcel { /* owned by whoever holds it; ends with parcel_free() */
+    queue_item item;
+    parcel_kind kind;
+    client_id client;
+    request *request;
+} parcel;
+void parcel_free(parcel *p);
+
+typedef struct letter { /* ends with letter_free() */
+    queue_item item;
+    client_id client;
+    wire_buffer message;
+    bool last; /* of its request */
+} letter;
+void letter_free(letter *l);
+
+typedef struct engine_loop engine_loop;
+
+/* Start the thread; returns when it runs.  engine, tokenizer (may be NULL) and queues are borrowed; the engine belongs to
+ * the thread until engine_loop_close(). */
+cop_status engine_loop_open(engine_loop **out, engine *e, const tokenizer *t, queue *requests, queue *replies,
+                            cop_error *err);
+void engine_loop_close(engine_loop *l); /* sends PARCEL_STOP and joins */
+
+/* The allocator that proto/ gets: mem_*. */
+extern const wire_allocator worker_allocator;
+
+#endif

@@ -1,0 +1,21 @@
+/* The service: a ROUTER socket, requests in, replies out (PROTOCOL.md).  It decodes, answers what needs no engine, and hands
+ * the rest to the engine's thread.  It never waits for a client: what a full pipe does not take stays in a queue of that
+ * client. */
+#ifndef COP_SERVICE_H
+#define COP_SERVICE_H
+
+#include "engine/engine.h"
+
+typedef struct service_options {
+    const char *bind;          /* tcp://127.0.0.1:5555, ipc://... */
+    const char *endpoint_file; /* NULL, or where the endpoint in use is written */
+    const char *model;         /* what `pong` calls the model */
+    size_t max_message;        /* bytes of a message after expansion */
+    double grace_sec;          /* after SIGTERM, until what runs is cancelled */
+} service_options;
+
+/* Bind, serve until SIGTERM or SIGINT, drain, return.  Both signals must be blocked in all threads of the process.  The
+ * engine and tokenizer (may be NULL) are borrowed.  Errors: COP_EINVAL (an endpoint that is not loopback), COP_EIO. */
+cop_status service_run(engine *e, const tokenizer *t, const service_options *o, cop_error *err);
+
+#endif
