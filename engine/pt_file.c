@@ -13,7 +13,7 @@
 
 #include "engine/pickle.h"
 
-enum { MAX_PICKLE_BYTES = 16 << 20, MAX_KEY_DIGITS = 9, MAX_NAME = 200, MAX_DIMS = 4 };
+enum { MAX_PICKLE_BYTES = 4 << 20, MAX_KEY_DIGITS = 9, MAX_NAME = 200, MAX_DIMS = 4 };
 
 static const char ORDERED_DICT[] = "collections OrderedDict";
 static const char REBUILD_TENSOR[] = "torch._utils _rebuild_tensor_v2";

@@ -125,6 +125,7 @@ PICKLE = {
     "no arguments": (dict_of(text("a") + name("torch._utils", "_rebuild_tensor_v2") + b")R"), "unknown arguments"),
     "too many arguments": (wte(more=b"}N"), "unknown arguments"),
     "hooks": (wte(hooks=b"N"), "unknown arguments"),
+    "hooks that hold something": (wte(hooks=EMPTY_HOOKS + text("a") + b"Ns"), "unknown arguments"),
     "conjugate": (wte(more=b"}" + text("conj") + b"\x88s"), "conjugate or negative view"),
 }
 
@@ -144,6 +145,7 @@ TENSOR = {
     "numel too large": (wte(numel=129), "has 256 bytes, yet 129 elements"),
     "numel negative": (wte(numel=-128), "has 256 bytes, yet -128 elements"),
     "storage too small": (wte(data=b"\0" * 254), "has 254 bytes, yet 128 elements"),
+    "half an element too many": (wte(data=b"\0" * 257), "has 257 bytes, yet 128 elements"),
     "key not decimal": (wte(key="../1"), "names a storage that is no number"),
     "key too long": (wte(key="1" * 30), "names a storage that is no number"),
     "key unknown": (wte(key="99"), 'the storage "data/99"'),

@@ -186,6 +186,12 @@ def test_nan_and_infinity_in_meta_are_accepted(tmp_path):
     inspect(write(tmp_path, hostile_pt.GOOD, meta=text))
 
 
+def test_nan_within_a_string_is_left_alone(tmp_path):
+    """Replaced after the escaped quote, the first key would become the second."""
+    meta = {"model_config": CONFIG, '"NaN': 1, '"null': 2}
+    inspect(write(tmp_path, hostile_pt.GOOD, meta=json.dumps(meta)))
+
+
 # ---- Unusual files that are good.
 
 def good(tmp_path, pt, config=CONFIG, generation="A"):

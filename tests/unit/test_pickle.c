@@ -199,6 +199,9 @@ static const struct {
     REFUSAL("\x80\x02"
             "ccollections\nOrderedDict\n)RNbNb.",
             COP_EFORMAT, "BUILD at byte"),
+    REFUSAL("\x80\x02"
+            "ccollections\nOrderedDict\n)Rq\0\x85q\1h\0h\1b\x86.",
+            COP_EFORMAT, "BUILD at byte"), /* would close a cycle */
     /* opcodes */
     REFUSAL("\x80\x02(ios\nsystem\n.", COP_EUNSUPPORTED, "opcode INST at byte 3"),
     REFUSAL("\x80\x02(No.", COP_EUNSUPPORTED, "opcode OBJ"),
