@@ -6,7 +6,8 @@
 #include <string.h>
 
 /* {"expr": text} to {"expr": text, "result": text or null}. */
-static cop_status answer(void *context, json_t *line, json_t **out, cop_error *err) {
+static cop_status answer(void *context, json_t *line, uint64_t number, json_t **out, cop_error *err) {
+    (void)number;
     (void)context;
     json_t *expr = json_object_get(line, "expr");
     if (!json_is_string(expr)) {

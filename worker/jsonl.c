@@ -53,7 +53,7 @@ static bool is_interactive(FILE *out) {
 
 /* Print what is wrong with line `number`.  Bytes of the input may be in the message, cut anywhere: where they
  * are not UTF-8, everything beyond ASCII becomes "?". */
-static bool print_error(FILE *out, uint64_t number, const cop_error *err) {
+bool jsonl_print_error(FILE *out, uint64_t number, const cop_error *err) {
     char text[sizeof err->key + sizeof err->message + 2];
     snprintf(text, sizeof text, "%s%s%s", err->key, err->key[0] ? ": " : "", err->message);
     json_t *message = json_string(text);
@@ -129,7 +129,7 @@ static cop_status answer_line(const line_buffer *line, cop_status kept, jsonl_fn
     json_t *object;
     cop_status status = parse_line(line, &object, err);
     if (status != COP_OK) return status;
-    status = fn(context, object, out, err);
+    status = fn(context, object, line->number, out, err);
     json_decref(object);
     return status;
 }
@@ -143,10 +143,10 @@ int jsonl_run(FILE *in, FILE *out, jsonl_fn fn, void *context) {
         cop_error err = {0};
         json_t *answer = NULL;
         if (answer_line(&line, kept, fn, context, &answer, &err) == COP_OK) {
-            written = jsonl_print(out, answer);
+            if (answer) written = jsonl_print(out, answer);
         } else {
             all_good = false;
-            written = print_error(out, line.number, &err);
+            written = jsonl_print_error(out, line.number, &err);
         }
         json_decref(answer);
         if (interactive && fflush(out) != 0) written = false;

@@ -12,8 +12,9 @@
 #define JSONL_MAX_LINE (64 << 20)
 
 /* One line's work: from the parsed object make the output object (a new reference in *out).  On failure *out
- * is NULL and err is filled; err->key is part of the message that is printed. */
-typedef cop_status (*jsonl_fn)(void *context, json_t *line, json_t **out, cop_error *err);
+ * is NULL and err is filled; err->key is part of the message that is printed.
+ * number: of the line, from 1.  COP_OK with *out NULL prints nothing for it now. */
+typedef cop_status (*jsonl_fn)(void *context, json_t *line, uint64_t number, json_t **out, cop_error *err);
 
 /* Run fn over every line of `in` that is not blank, writing to `out`, flushed line by line if `out` is a
  * terminal or a pipe.  A line must be a JSON object with unique keys.  Returns the exit status: 0, or 1 if
@@ -23,6 +24,9 @@ int jsonl_run(FILE *in, FILE *out, jsonl_fn fn, void *context);
 /* Print one object as a line: floats with 9 digits, no spaces lost, UTF-8 as it is.  False if it could not be
  * written. */
 bool jsonl_print(FILE *out, json_t *object);
+
+/* Print {"line": number, "error": ...}, the key before the message.  False if it could not be written. */
+bool jsonl_print_error(FILE *out, uint64_t number, const cop_error *err);
 
 /* A u64 as JSON: a number up to 2^53, else a decimal string; and back (either form).  json_u64_get is false
  * for anything that is not a whole number within u64. */

@@ -108,7 +108,8 @@ static json_t *ids_to_json(const token_list *ids) {
     return array;
 }
 
-static cop_status tokenize_line(void *context, json_t *line, json_t **out, cop_error *err) {
+static cop_status tokenize_line(void *context, json_t *line, uint64_t number, json_t **out, cop_error *err) {
+    (void)number;
     *out = NULL;
     json_t *value;
     bool is_messages;
@@ -154,7 +155,9 @@ static cop_status decode_to_json(const tokenizer *t, const token_list *ids, json
     return status == COP_OK && !*out ? no_memory(err) : status;
 }
 
-static cop_status detokenize_line(void *context, json_t *line, json_t **out, cop_error *err) {
+static cop_status detokenize_line(void *context, json_t *line, uint64_t number, json_t **out,
+                                  cop_error *err) {
+    (void)number;
     *out = NULL;
     json_t *value;
     bool is_second;

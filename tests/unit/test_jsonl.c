@@ -11,7 +11,8 @@
 #include "worker/jsonl.h"
 
 /* Answers {"x": v} with {"x": v}; "fail" in the object makes it fail with that text. */
-static cop_status echo(void *context, json_t *line, json_t **out, cop_error *err) {
+static cop_status echo(void *context, json_t *line, uint64_t number, json_t **out, cop_error *err) {
+    (void)number;
     ++*(int *)context;
     const char *fail = json_string_value(json_object_get(line, "fail"));
     if (fail) {
@@ -203,7 +204,8 @@ static void output_that_cannot_be_written_is_a_failure(void **state) {
 }
 
 /* Counts the bytes that can be read from the other end of the pipe when a line comes in. */
-static cop_status peek(void *context, json_t *line, json_t **out, cop_error *err) {
+static cop_status peek(void *context, json_t *line, uint64_t number, json_t **out, cop_error *err) {
+    (void)number;
     (void)line, (void)err;
     int *fd_and_waiting = context;
     ioctl(fd_and_waiting[0], FIONREAD, &fd_and_waiting[1]);
