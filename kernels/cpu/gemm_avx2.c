@@ -1,14 +1,16 @@
 /* y = W x with AVX2 and FMA: lanes run over outputs, so each lane is the chain of rule 1.
  *
- * A block of up to 6 rows by one tile of 16 outputs keeps 12 sums in registers, enough to hide the latency of
- * the multiply-add; one or two rows take 4 or 2 tiles at once for the same reason.  Rows go in panels that
- * stay in the second-level cache, and within a panel each tile of weights is used for all rows. */
+ * A block of up to 4 rows by one tile of 16 outputs keeps 8 sums in registers, enough to hide the latency of
+ * the multiply-add (6 rows would need every register, and the compiler spills).  One or two rows take 4 or 2
+ * tiles at once for the same reason.  Rows go in panels that stay in the second-level cache; within a panel a
+ * tile of weights serves all rows.
+ */
 #include "kernels/cpu/avx2.h"
 
 #ifdef __AVX2__
 #include "kernels/cpu/math_avx2.h"
 
-#define MAX_ROWS 6
+#define MAX_ROWS 4
 #define MAX_TILES 4
 #define PANEL_FLOATS 98304 /* of x */
 
@@ -35,7 +37,7 @@ static inline __attribute__((always_inline)) void pair_step(sums *acc, const cha
                 weights[j] = _mm256_load_ps((const float *)(tile + 64 * half + 32 * (j % 2)));
             }
         }
-#pragma GCC unroll 6
+#pragma GCC unroll 4
         for (int r = 0; r < n_rows; r++) {
             __m256 input = single && half ? _mm256_setzero_ps() : _mm256_broadcast_ss(x[r] + at + half);
 #pragma GCC unroll 8
@@ -83,7 +85,7 @@ static inline __attribute__((always_inline)) void block(const cpu_gemm *g, int t
     for (int first = 0; first < m->pairs; first += CPU_CHUNK_PAIRS) {
         int end = first + CPU_CHUNK_PAIRS < whole ? first + CPU_CHUNK_PAIRS : whole;
         sums acc;
-#pragma GCC unroll 6
+#pragma GCC unroll 4
         for (int r = 0; r < n_rows; r++)
 #pragma GCC unroll 8
             for (int j = 0; j < 2 * n_tiles; j++) acc.v[r][j] = _mm256_setzero_ps();
@@ -92,7 +94,7 @@ static inline __attribute__((always_inline)) void block(const cpu_gemm *g, int t
         if (whole < m->pairs && whole < first + CPU_CHUNK_PAIRS)
             pair_step(&acc, w + (size_t)whole * pair_bytes, tile_bytes, x, 2 * whole, true, n_rows, n_tiles,
                       bf16);
-#pragma GCC unroll 6
+#pragma GCC unroll 4
         for (int r = 0; r < n_rows; r++)
 #pragma GCC unroll 8
             for (int j = 0; j < 2 * n_tiles; j++) total.v[r][j] = _mm256_add_ps(total.v[r][j], acc.v[r][j]);
@@ -114,8 +116,6 @@ BLOCK(block_1x1, 1, 1)
 BLOCK(block_2x1, 2, 1)
 BLOCK(block_3x1, 3, 1)
 BLOCK(block_4x1, 4, 1)
-BLOCK(block_5x1, 5, 1)
-BLOCK(block_6x1, 6, 1)
 BLOCK(block_1x4, 1, 4)
 BLOCK(block_2x2, 2, 2)
 
@@ -127,12 +127,11 @@ static int narrow(const cpu_gemm *g, int tile, int tile_end, int row, int n_tile
 }
 
 void cpu_gemm_avx2(const cpu_gemm *g, int tile, int tile_end, int row, int row_end) {
-    static block_fn *const by_rows[MAX_ROWS + 1] = {NULL,      block_1x1, block_2x1, block_3x1,
-                                                    block_4x1, block_5x1, block_6x1};
+    static block_fn *const by_rows[MAX_ROWS + 1] = {NULL, block_1x1, block_2x1, block_3x1, block_4x1};
     if (row_end - row == 1) tile = narrow(g, tile, tile_end, row, 4, block_1x4);
     if (row_end - row == 2) tile = narrow(g, tile, tile_end, row, 2, block_2x2);
     int panel = g->w->n_in ? PANEL_FLOATS / g->w->n_in / MAX_ROWS * MAX_ROWS : MAX_ROWS;
-    if (panel < 4 * MAX_ROWS) panel = 4 * MAX_ROWS;
+    if (panel < 6 * MAX_ROWS) panel = 6 * MAX_ROWS;
     for (int first = row; first < row_end; first += panel) {
         int end = row_end - first < panel ? row_end : first + panel;
         for (int t = tile; t < tile_end; t++)

@@ -88,7 +88,8 @@ static inline float cop_log(float x) {
 
 static inline float cop_sigmoid(float x) { return 1.0f / (1.0f + cop_exp(cop_negate(x))); }
 
-/* tanh x: an odd polynomial below 0.625, beyond it 1 - 2 / (e^2|x| + 1) with the sign of x. */
+/* tanh x: an odd polynomial below 0.625, beyond it 1 - 2 / (e^2|x| + 1) with the sign of x.  tanh(-0) is
+ * +0. */
 static inline float cop_tanh(float x) {
     float a = cop_float(cop_bits(x) & 0x7fffffffu);
     float z = x * x;
@@ -136,7 +137,8 @@ static inline float cop_exponential(uint32_t x) {
     return x >= 0xC0000000u ? high : low;
 }
 
-/* Standard Gumbel noise from 32 random bits: between -3.131 and 22.875, absolute error below 1e-6. */
+/* Standard Gumbel noise from 32 random bits: between -3.131 and 22.875, absolute error below 1.1e-6 (half an
+ * ulp at the top). */
 static inline float cop_gumbel(uint32_t x) { return cop_negate(cop_log(cop_exponential(x))); }
 
 #endif

@@ -45,34 +45,40 @@ static int candidates(cpu_scratch *s, int vocab) {
     return n;
 }
 
-static uint64_t fixed_weight(const k_draw *d, const cpu_scratch *s, uint64_t packed, float max) {
-    return (uint64_t)((double)cop_exp(s->masked[order_id(packed)] * d->inv_temp - max) * FIXED_ONE);
+/* exp(y - max) of the n candidates, as they stand, into s->spare. */
+static const float *weigh(const k_ctx *k, const k_draw *d, cpu_scratch *s, int n, float max) {
+    uint32_t *words = (uint32_t *)s->spare;
+    for (int i = 0; i < n; i++) words[i] = cop_bits(s->masked[order_id(s->order[i])] * d->inv_temp - max);
+    k->ops->map(CPU_EXP, words, (size_t)n);
+    return (const float *)s->spare;
 }
 
+static uint64_t fixed(float weight) { return (uint64_t)((double)weight * FIXED_ONE); }
+
 /* How many of the sorted candidates top_p keeps: the shortest run that reaches its share, at least one. */
-static int nucleus(const k_draw *d, const cpu_scratch *s, int n, float max) {
+static int nucleus(const float *weights, int n, double top_p) {
     uint64_t total = 0, sum = 0;
-    for (int i = 0; i < n; i++) total += fixed_weight(d, s, s->order[i], max);
-    double share = d->top_p * (double)total;
+    for (int i = 0; i < n; i++) total += fixed(weights[i]);
+    double share = top_p * (double)total;
     int kept = 0;
     while (kept < n) {
-        sum += fixed_weight(d, s, s->order[kept++], max);
+        sum += fixed(weights[kept++]);
         if ((double)sum >= share) break;
     }
     return kept;
 }
 
-static int above_min_p(const k_draw *d, cpu_scratch *s, int n, float max) {
+/* The best weight is exp(0), exactly FIXED_ONE. */
+static int above_min_p(uint64_t *order, const float *weights, int n, double min_p) {
     int kept = 0;
     for (int i = 0; i < n; i++)
-        if (!((double)fixed_weight(d, s, s->order[i], max) < d->min_p * FIXED_ONE))
-            s->order[kept++] = s->order[i];
+        if ((double)fixed(weights[i]) >= min_p * FIXED_ONE) order[kept++] = order[i];
     return kept;
 }
 
 /* Cut s->masked, whose greatest logit scaled is `max`, down to what the draw keeps.  Returns the number kept,
  * which lie in s->order (best first, unless only min_p is on), or -1 where nothing is cut. */
-static int truncate_row(const k_draw *d, cpu_scratch *s, int vocab, float max) {
+static int truncate_row(const k_ctx *k, const k_draw *d, cpu_scratch *s, int vocab, float max) {
     bool nucleus_on = d->top_p < 1.0;
     if (d->top_k <= 0 && !nucleus_on && d->min_p <= 0.0) return -1;
     int n = candidates(s, vocab);
@@ -81,8 +87,11 @@ static int truncate_row(const k_draw *d, cpu_scratch *s, int vocab, float max) {
         n = d->top_k;
     }
     if (nucleus_on || d->top_k > 0) order_sort(s->order, s->spare, n);
-    if (nucleus_on) n = nucleus(d, s, n, max);
-    if (d->min_p > 0.0) n = above_min_p(d, s, n, max);
+    if (nucleus_on || d->min_p > 0.0) {
+        const float *weights = weigh(k, d, s, n, max);
+        if (nucleus_on) n = nucleus(weights, n, d->top_p);
+        if (d->min_p > 0.0) n = above_min_p(s->order, weights, n, d->min_p);
+    }
     /* Keep the logits of those aside while the row is cleared. */
     for (int i = 0; i < n; i++) s->spare[i] = cop_bits(s->masked[order_id(s->order[i])]);
     for (int i = 0; i < vocab; i++) s->masked[i] = -INFINITY;
@@ -115,7 +124,7 @@ static void draw_one(const job *j, const k_draw *d, k_drawn *out, cpu_scratch *s
         from = s->masked;
         ops->max(&max, from, j->vocab);
         if (!isfinite(max) || !isfinite(max * d->inv_temp)) return; /* nothing is left */
-        if (!greedy) n_kept = truncate_row(d, s, j->vocab, max * d->inv_temp);
+        if (!greedy) n_kept = truncate_row(j->k, d, s, j->vocab, max * d->inv_temp);
     }
     if (greedy) {
         out->token = first_of(from, j->vocab, max);

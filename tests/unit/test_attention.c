@@ -1,0 +1,305 @@
+/* Keys and values in pages, and attention over them: against a naive reference in double, bit for bit between
+ * instruction sets and numbers of threads, one query at a time as many at once.  Pages start full of NaN:
+ * whatever was not written must not be used. */
+#include "tests/unit/kernel_test.h"
+
+#include "kernels/cpu/math.h"
+
+enum { LENGTH = 701, PAGES = 13, LAYERS = 2, LAYER = 1, VOCAB = 5 };
+
+static const precision profiles[] = {PRECISION_BF16, PRECISION_F32};
+static const struct {
+    const char *isa;
+    int threads;
+} variants[] = {{"scalar", 1}, {"scalar", 2}, {"avx2", 1}, {"avx2", 2}};
+enum { N_VARIANTS = 4 };
+
+/* Page numbers out of order, so that no code may count on neighbours. */
+static const int32_t page_table[PAGES] = {7, 2, 9, 0, 12, 4, 11, 1, 8, 3, 10, 5, 6};
+
+typedef struct shape {
+    int n_heads, n_kv_heads, head_dim;
+    float qk_scale;
+} shape;
+
+static const shape shapes[] = {
+    {4, 2, 32, 1.2f}, {3, 1, 16, 1.0f}, {2, 2, 64, 1.15f}, {6, 2, 6, 1.2f}, {2, 1, 128, 1.0f}};
+enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
+
+/* A sequence whose keys and values are in a cache. */
+typedef struct fixture {
+    k_ctx *k;
+    precision p;
+    shape s;
+    k_kv kv;
+    k_rope *rope;
+    k_table *ve;
+    float *q, *keys, *values, *gate; /* as they were before the store, but q after it */
+    int32_t ids[LENGTH], prev[LENGTH], pos[LENGTH], table[LENGTH];
+    k_batch b;
+} fixture;
+
+static float element(const fixture *f, size_t page_at, int32_t page) {
+    size_t size = f->p == PRECISION_BF16 ? 2 : 4;
+    const char *at = (const char *)f->kv.arena +
+                     (size_t)page * k_page_bytes(f->k, LAYERS, f->s.n_kv_heads, f->s.head_dim) +
+                     page_at * size;
+    uint16_t half;
+    float x;
+    if (size == 2) {
+        memcpy(&half, at, 2);
+        return cop_widen(half);
+    }
+    memcpy(&x, at, 4);
+    return x;
+}
+
+static float key_at(const fixture *f, int32_t pos, int head, int d) {
+    size_t at = cpu_key_offset(&f->kv, LAYER, head) + (size_t)d * 64 + (size_t)(pos % 64);
+    return element(f, at, page_table[pos / 64]);
+}
+
+static float value_at(const fixture *f, int32_t pos, int head, int d) {
+    size_t at =
+        cpu_value_offset(&f->kv, LAYER, head) + (size_t)(pos % 64) * (size_t)f->s.head_dim + (size_t)d;
+    return element(f, at, page_table[pos / 64]);
+}
+
+static bool fixture_open(fixture *f, const char *isa, int n_threads, precision p, const shape *s) {
+    *f = (fixture){.k = open_isa(isa, p, n_threads), .p = p, .s = *s};
+    if (!f->k) return false;
+    size_t nq = (size_t)LENGTH * (size_t)(s->n_heads * s->head_dim),
+           width = (size_t)(s->n_kv_heads * s->head_dim);
+    f->q = random_floats(nq, 1, 2.0f);
+    f->keys = random_floats(LENGTH * width, 2, 2.0f);
+    f->values = random_floats(LENGTH * width, 3, 2.0f);
+    f->gate = random_floats((size_t)LENGTH * (size_t)s->n_kv_heads, 4, 3.0f);
+    float *rows = random_floats(VOCAB * width, 5, 1.0f);
+    size_t bytes = PAGES * k_page_bytes(f->k, LAYERS, s->n_kv_heads, s->head_dim);
+    f->kv = (k_kv){k_alloc(f->k, bytes, 1), LAYERS, s->n_kv_heads, s->head_dim};
+    memset(f->kv.arena, 0xff, bytes);
+    assert_int_equal(k_table_open(f->k, &f->ve, VOCAB, (int)width, NULL), COP_OK);
+    k_table_pack(f->k, f->ve, 0, VOCAB, rows);
+    mem_free(rows);
+    assert_int_equal(k_rope_open(f->k, &f->rope, LENGTH, s->head_dim, 10000.0, true, NULL), COP_OK);
+    for (int t = 0; t < LENGTH; t++) {
+        f->ids[t] = t % VOCAB;
+        f->prev[t] = t ? f->ids[t - 1] : -1;
+        f->pos[t] = t;
+    }
+    f->b = (k_batch){LENGTH, f->ids, f->prev, f->pos, f->table, page_table, PAGES};
+    float *k = random_floats(LENGTH * width, 2, 2.0f), *v = random_floats(LENGTH * width, 3, 2.0f);
+    k_qkv a = {f->q, k, v, f->gate, f->ve, 3.0f, s->qk_scale, 1e-6f, s->n_heads, LAYER};
+    k_qkv_store(f->k, &a, f->rope, &f->b, &f->kv);
+    mem_free(k), mem_free(v);
+    return true;
+}
+
+static void fixture_close(fixture *f) {
+    mem_free(f->q), mem_free(f->keys), mem_free(f->values), mem_free(f->gate);
+    k_free(f->k, f->kv.arena);
+    k_table_close(f->k, f->ve);
+    k_rope_close(f->k, f->rope);
+    k_close(f->k);
+}
+
+/* rms(rope(x)) * scale in double, from the table's own rounding of sines and cosines. */
+static void turned(double *out, const float *x, int32_t pos, int dim, double scale) {
+    double sum = 0;
+    for (int j = 0; j < dim / 2; j++) {
+        float inverse = 1.0f / (float)pow(10000.0, (double)((float)(2 * j) / (float)dim));
+        double angle = (float)pos * inverse;
+        double c = cop_round_bf16((float)cos(angle)), s = cop_round_bf16((float)sin(angle));
+        out[j] = x[j] * c + x[j + dim / 2] * s;
+        out[j + dim / 2] = x[j + dim / 2] * c - x[j] * s;
+    }
+    for (int d = 0; d < dim; d++) sum += out[d] * out[d];
+    for (int d = 0; d < dim; d++) out[d] *= scale / sqrt(sum / dim + 1e-6);
+}
+
+static void keys_and_values_are_stored(void **state) {
+    (void)state;
+    for (int i = 0; i < N_SHAPES * 2; i++) {
+        fixture f;
+        const shape *s = &shapes[i / 2];
+        assert_true(fixture_open(&f, "scalar", 1, profiles[i % 2], s));
+        float *raw = random_floats((size_t)LENGTH * (size_t)(s->n_heads * s->head_dim), 1, 2.0f);
+        double tolerance = f.p == PRECISION_BF16 ? 0.005 : 3e-6, want[128];
+        for (int t = 0; t < LENGTH; t += 37) {
+            for (int h = 0; h < s->n_heads; h++) {
+                size_t row = (size_t)(t * s->n_heads + h) * (size_t)s->head_dim;
+                turned(want, raw + row, t, s->head_dim, s->qk_scale);
+                for (int d = 0; d < s->head_dim; d++)
+                    check_near(f.q[row + (size_t)d], want[d], 5e-6, "q", (size_t)d);
+            }
+            for (int h = 0; h < s->n_kv_heads; h++) {
+                size_t row = (size_t)(t * s->n_kv_heads + h) * (size_t)s->head_dim;
+                turned(want, f.keys + row, t, s->head_dim, s->qk_scale);
+                double g = 3.0 / (1 + exp(-(double)f.gate[t * s->n_kv_heads + h]));
+                for (int d = 0; d < s->head_dim; d++) {
+                    check_near(key_at(&f, t, h, d), want[d], tolerance * fmax(1, fabs(want[d])), "key",
+                               (size_t)d);
+                    const char *ve = f.ve->data;
+                    size_t at = (size_t)f.ids[t] * (size_t)f.ve->dim + (size_t)(h * s->head_dim + d);
+                    double e = f.ve->bf16 ? cop_widen(((const uint16_t *)ve)[at]) : ((const float *)ve)[at];
+                    double v = f.values[row + (size_t)d] + g * e;
+                    check_near(value_at(&f, t, h, d), v, tolerance * fmax(1, fabs(v)), "value", (size_t)d);
+                }
+            }
+        }
+        mem_free(raw);
+        fixture_close(&f);
+    }
+}
+
+static const int32_t probes[] = {0, 1, 62, 63, 64, 65, 127, 128, 254, 255, 256, 257, 300, 511, 512, 575, 700};
+static const int32_t windows[] = {0, 1, 5, 63, 64, 100, 255, 256, 300, INT32_MAX};
+enum { N_PROBES = sizeof probes / sizeof probes[0], N_WINDOWS = sizeof windows / sizeof windows[0] };
+
+/* Attention of one head in double over what the pages hold. */
+static void reference(const fixture *f, double *out, int32_t pos, int head, int32_t window) {
+    int dim = f->s.head_dim, kv_head = head / (f->s.n_heads / f->s.n_kv_heads);
+    const float *q = f->q + (size_t)(pos * f->s.n_heads + head) * (size_t)dim;
+    static double scores[LENGTH];
+    int32_t low = pos > window ? pos - window : 0;
+    double max = -1e300, sum = 0;
+    for (int32_t t = low; t <= pos; t++) {
+        scores[t] = 0;
+        for (int d = 0; d < dim; d++) scores[t] += (double)q[d] * key_at(f, t, kv_head, d);
+        scores[t] /= sqrt(dim);
+        max = fmax(max, scores[t]);
+    }
+    for (int d = 0; d < dim; d++) out[d] = 0;
+    for (int32_t t = low; t <= pos; t++) {
+        double p = exp(scores[t] - max);
+        sum += p;
+        for (int d = 0; d < dim; d++) out[d] += p * value_at(f, t, kv_head, d);
+    }
+    for (int d = 0; d < dim; d++) out[d] /= sum;
+}
+
+/* The probes' queries, gathered; returns the batch of them. */
+static k_batch probe_batch(const fixture *f, float *q) {
+    size_t width = (size_t)(f->s.n_heads * f->s.head_dim);
+    for (int i = 0; i < N_PROBES; i++)
+        memcpy(q + (size_t)i * width, f->q + (size_t)probes[i] * width, width * sizeof *q);
+    return (k_batch){N_PROBES, f->ids, f->prev, probes, f->table, page_table, PAGES};
+}
+
+static void check_probes(const fixture *f, const float *out, int32_t window) {
+    double want[128], tolerance = f->p == PRECISION_BF16 ? 0.004 : 2e-6;
+    for (int i = 0; i < N_PROBES; i++)
+        for (int h = 0; h < f->s.n_heads; h++) {
+            reference(f, want, probes[i], h, window);
+            for (int d = 0; d < f->s.head_dim; d++)
+                check_near(out[(size_t)(i * f->s.n_heads + h) * (size_t)f->s.head_dim + (size_t)d], want[d],
+                           tolerance * fmax(2, fabs(want[d])), "attention", (size_t)d);
+        }
+}
+
+static void attention_matches_the_reference(void **state) {
+    (void)state;
+    for (int i = 0; i < N_SHAPES * 2; i++) {
+        const shape *s = &shapes[i / 2];
+        size_t width = (size_t)(s->n_heads * s->head_dim), n = N_PROBES * width;
+        float *first[N_WINDOWS] = {NULL};
+        for (int v = 0; v < N_VARIANTS; v++) {
+            fixture f;
+            if (!fixture_open(&f, variants[v].isa, variants[v].threads, profiles[i % 2], s)) continue;
+            float *q = mem_alloc(n, sizeof *q), *out = mem_alloc(n, sizeof *out),
+                  *one = mem_alloc(n, sizeof *one);
+            k_batch b = probe_batch(&f, q);
+            for (int w = 0; w < N_WINDOWS; w++) {
+                k_attention(f.k, out, q, &b, &f.kv, s->n_heads, LAYER, windows[w]);
+                if (!first[w]) {
+                    check_probes(&f, out, windows[w]);
+                    first[w] = mem_alloc(n, sizeof *out);
+                    memcpy(first[w], out, n * sizeof *out);
+                }
+                check_bits(first[w], out, n, "attention, another variant");
+                for (int t = 0; t < N_PROBES; t++) { /* alone, and in place */
+                    k_batch alone = {1, f.ids, f.prev, probes + t, f.table, page_table, PAGES};
+                    memcpy(one + (size_t)t * width, q + (size_t)t * width, width * sizeof *q);
+                    k_attention(f.k, one + (size_t)t * width, one + (size_t)t * width, &alone, &f.kv,
+                                s->n_heads, LAYER, windows[w]);
+                }
+                check_bits(first[w], one, n, "attention, one query at a time");
+            }
+            mem_free(q), mem_free(out), mem_free(one);
+            fixture_close(&f);
+        }
+        for (int w = 0; w < N_WINDOWS; w++) mem_free(first[w]);
+    }
+}
+
+/* What is written does not depend on how the positions come: all at once or in spans of 1, 7, 100 .. tokens.
+ */
+static void spans_store_the_same(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        fixture f, g;
+        assert_true(fixture_open(&f, "scalar", 1, profiles[i], &shapes[0]));
+        if (fixture_open(&g, "avx2", 2, profiles[i], &shapes[0])) {
+            size_t bytes = PAGES * k_page_bytes(f.k, LAYERS, f.s.n_kv_heads, f.s.head_dim);
+            size_t width = (size_t)(f.s.n_kv_heads * f.s.head_dim),
+                   q_width = (size_t)(f.s.n_heads * f.s.head_dim);
+            assert_memory_equal(f.kv.arena, g.kv.arena, bytes);
+            memset(g.kv.arena, 0xff, bytes);
+            float *q = random_floats(LENGTH * q_width, 1, 2.0f);
+            for (int at = 0, n = 1; at < LENGTH; at += n, n = n * 7 % 101) {
+                if (n > LENGTH - at) n = LENGTH - at;
+                k_batch b = {n, f.ids + at, f.prev + at, f.pos + at, f.table, page_table, PAGES};
+                k_qkv a = {q + (size_t)at * q_width,
+                           g.keys + (size_t)at * width,
+                           g.values + (size_t)at * width,
+                           g.gate + at * f.s.n_kv_heads,
+                           g.ve,
+                           3.0f,
+                           f.s.qk_scale,
+                           1e-6f,
+                           f.s.n_heads,
+                           LAYER};
+                k_qkv_store(g.k, &a, g.rope, &b, &g.kv);
+            }
+            assert_memory_equal(f.kv.arena, g.kv.arena, bytes);
+            check_bits(f.q, q, LENGTH * q_width, "q");
+            mem_free(q);
+            fixture_close(&g);
+        }
+        fixture_close(&f);
+    }
+}
+
+/* A copied page gives what the original gives, and has nothing beyond the copied positions. */
+static void pages_are_copied(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        fixture f;
+        assert_true(fixture_open(&f, "scalar", 1, profiles[i], &shapes[3]));
+        int32_t copied[PAGES], pos = 64 + 20, id = 0, table = 0;
+        memcpy(copied, page_table, sizeof copied);
+        copied[1] = page_table[12]; /* no position of the sequence lies there */
+        k_page_copy(f.k, &f.kv, copied[1], page_table[1], 21);
+        size_t width = (size_t)(f.s.n_heads * f.s.head_dim);
+        float a[64], b[64];
+        k_batch original = {1, &id, &id, &pos, &table, page_table, PAGES}, copy = original;
+        copy.pages = copied;
+        k_attention(f.k, a, f.q + (size_t)pos * width, &original, &f.kv, f.s.n_heads, LAYER, INT32_MAX);
+        k_attention(f.k, b, f.q + (size_t)pos * width, &copy, &f.kv, f.s.n_heads, LAYER, INT32_MAX);
+        check_bits(a, b, width, "copied page");
+        pos++; /* the next position was not copied */
+        k_attention(f.k, b, f.q + (size_t)pos * width, &copy, &f.kv, f.s.n_heads, LAYER, INT32_MAX);
+        assert_true(isnan(b[0]));
+        fixture_close(&f);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(keys_and_values_are_stored),
+        cmocka_unit_test(attention_matches_the_reference),
+        cmocka_unit_test(spans_store_the_same),
+        cmocka_unit_test(pages_are_copied),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
