@@ -102,14 +102,21 @@ static cop_status copy_prompt(prompt *to, const rollout_prompt *p, engine_job *j
     return p->n_prefix ? prepare_prefix(to, p, j, limits, err) : COP_OK;
 }
 
-static bool all_stop(const rollout_sampling *s, int vocab) {
-    if (s->min_tokens == 0 || s->n_stop_tokens < vocab) return false;
-    for (int id = 0; id < vocab; id++) {
-        bool found = false;
-        for (int i = 0; i < s->n_stop_tokens && !found; i++) found = s->stop_tokens[i] == id;
-        if (!found) return false;
+/* The distinct ids of a list, so that a long one costs no more at each draw.  NULL without memory. */
+static int32_t *distinct_ids(const int32_t *ids, int n, int vocab, int *n_distinct) {
+    bool *seen = mem_zalloc((size_t)vocab, sizeof *seen);
+    int32_t *out = mem_alloc((size_t)(n < vocab ? n : vocab), sizeof *out);
+    *n_distinct = 0;
+    for (int i = 0; seen && out && i < n; i++) {
+        if (!seen[ids[i]]) out[(*n_distinct)++] = ids[i];
+        seen[ids[i]] = true;
     }
-    return true;
+    if (!seen) {
+        mem_free(out);
+        out = NULL;
+    }
+    mem_free(seen);
+    return out;
 }
 
 static cop_status set_rules(engine_job *j, const rollout_spec *spec, const job_limits *limits,
@@ -121,14 +128,16 @@ static cop_status set_rules(engine_job *j, const rollout_spec *spec, const job_l
         s->n_stop_tokens = limits->n_stop_tokens;
     }
     cop_status status = check_ids(s->stop_tokens, (size_t)s->n_stop_tokens, limits->vocab, err);
-    if (status == COP_OK && all_stop(s, limits->vocab))
-        status = cop_fail(err, COP_EINVAL, "every id is a stop token, so min_tokens leaves none to draw");
     if (status != COP_OK) return at_key(err, status, "stop_tokens", 0);
     if (s->calculator && !limits->has_calculator)
         return at_key(err, cop_fail(err, COP_EINVAL, "the model has no tokens to call a calculator with"),
                       "tools", 0);
-    j->stop_tokens = copy_ids(s->stop_tokens, (size_t)s->n_stop_tokens);
-    if (!j->stop_tokens) return cop_fail(err, COP_ENOMEM, "could not copy %d stop tokens", s->n_stop_tokens);
+    j->stop_tokens = distinct_ids(s->stop_tokens, s->n_stop_tokens, limits->vocab, &s->n_stop_tokens);
+    if (!j->stop_tokens) return cop_fail(err, COP_ENOMEM, "could not copy the stop tokens");
+    if (s->min_tokens > 0 && s->n_stop_tokens == limits->vocab)
+        return at_key(
+            err, cop_fail(err, COP_EINVAL, "every id is a stop token, so min_tokens leaves none to draw"),
+            "stop_tokens", 0);
     s->stop_tokens = j->stop_tokens;
     j->rules = (row_rules){.tokenizer = limits->tokenizer,
                            .calculator = s->calculator,
