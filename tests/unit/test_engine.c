@@ -1,0 +1,242 @@
+/* The engine's own laws: loading survives every failing allocation, limits are told, prompts are shared, jobs
+ * end. */
+#include "engine_fixture.h"
+
+static engine_options options(void) {
+    engine_options o = engine_defaults();
+    o.n_threads = 1;
+    o.kv_memory = 8 << 20;
+    o.max_rows = 64;
+    return o;
+}
+
+static int32_t tokens[400];
+
+static rollout_spec spec_of(rollout_prompt *p, size_t n_tokens, uint32_t n, int max_tokens) {
+    for (int i = 0; i < 400; i++) tokens[i] = (i * 31 + 7) % 900;
+    *p = (rollout_prompt){.tokens = tokens, .n_tokens = n_tokens, .seed = 5};
+    rollout_sampling s = rollout_sampling_defaults();
+    s.max_tokens = max_tokens;
+    s.has_stop_tokens = true;
+    return (rollout_spec){.prompts = p, .n_prompts = 1, .n = n, .sampling = s};
+}
+
+static void loading_survives_every_single_allocation_failure(void **state) {
+    (void)state;
+    const char *path = "tests/models/calc-d4";
+    tokenizer *t; /* its own loading has such a test in test_tokenizer.c */
+    cop_error opening;
+    assert_int_equal(tokenizer_open(&t, path, &opening), COP_OK);
+    long live = mem_live();
+    for (long n = 0;; n++) {
+        checkpoint *c = NULL;
+        engine *e = NULL;
+        cop_error err;
+        checkpoint_options co = checkpoint_defaults();
+        engine_options o = options();
+        mem_fail_after(n);
+        cop_status status = checkpoint_open(&c, path, &co, &err);
+        if (status == COP_OK) status = engine_open(&e, c, t, &o, &err);
+        bool fired = mem_fail_stop();
+        engine_close(e);
+        checkpoint_close(c);
+        assert_int_equal(mem_live(), live);
+        assert_int_equal(status, fired ? COP_ENOMEM : COP_OK);
+        if (!fired) break;
+    }
+    tokenizer_close(t);
+}
+
+static void a_row_that_never_fits_is_too_large_and_a_long_prompt_too_long(void **state) {
+    (void)state;
+    engine_options o = options();
+    o.kv_memory = 3 * 65536; /* three pages of calc-d4 in bf16 */
+    fixture f = fixture_open("calc-d4", o);
+    engine_status s;
+    engine_read_status(f.e, &s);
+    assert_int_equal(s.pages_total, 3);
+    rollout_prompt p;
+    cop_error err;
+    rollout_spec spec = spec_of(&p, 100, 1, 92); /* exactly three pages */
+    outcome got = outcome_of(f.e, &spec);
+    assert_int_equal(got.samples[0].n, 92);
+    outcome_free(&got, 1);
+    spec = spec_of(&p, 100, 1, 93);
+    assert_int_equal(engine_submit(f.e, &spec, NULL, &err), COP_ETOOLARGE);
+    assert_string_equal(err.key, "prompts[0].tokens");
+    fixture_close(&f);
+
+    o = options();
+    o.context = 128;
+    f = fixture_open("calc-d4", o);
+    spec = spec_of(&p, 128, 1, 5);
+    assert_int_equal(engine_submit(f.e, &spec, NULL, &err), COP_ETOOLONG);
+    spec = spec_of(&p, 127, 1, 5); /* room for one more: it ends as length */
+    got = outcome_of(f.e, &spec);
+    assert_int_equal(got.samples[0].n, 1);
+    assert_int_equal(got.samples[0].finish, FINISH_LENGTH);
+    outcome_free(&got, 1);
+    fixture_close(&f);
+}
+
+static void wrong_ids_are_refused_with_their_key(void **state) {
+    (void)state;
+    fixture f = fixture_open("calc-d4", options());
+    rollout_prompt p;
+    cop_error err;
+    rollout_spec spec = spec_of(&p, 10, 1, 5);
+    tokens[3] = 1024;
+    assert_int_equal(engine_submit(f.e, &spec, NULL, &err), COP_EINVAL);
+    assert_string_equal(err.key, "prompts[0].tokens");
+    spec = spec_of(&p, 10, 1, 5);
+    const int32_t stop = -1;
+    spec.sampling.stop_tokens = &stop;
+    spec.sampling.n_stop_tokens = 1;
+    assert_int_equal(engine_submit(f.e, &spec, NULL, &err), COP_EINVAL);
+    assert_string_equal(err.key, "stop_tokens");
+    assert_false(engine_step(f.e)); /* nothing was started */
+    fixture_close(&f);
+}
+
+static void a_prompt_is_computed_once_and_its_full_pages_are_shared(void **state) {
+    (void)state;
+    fixture f = fixture_open("calc-d4", options());
+    rollout_prompt p;
+    rollout_spec spec = spec_of(&p, 200, 8, 30);
+    outcome got;
+    outcome_start(&got, f.e, &spec, NULL);
+    engine_step(f.e);
+    engine_step(f.e);
+    engine_status s;
+    engine_read_status(f.e, &s);
+    assert_int_equal(s.rows, 8);
+    assert_int_equal(s.prefilled_tokens, 200);
+    assert_int_equal(s.pages_shared, 3);   /* floor(200 / 64) */
+    assert_int_equal(s.pages_used, 3 + 8); /* and a tail for each row */
+    run_all(f.e);
+    engine_read_status(f.e, &s);
+    assert_int_equal(s.prefilled_tokens, 200);
+    assert_int_equal(s.sampled_tokens, 8 * 30);
+    assert_int_equal(s.pages_used, 0);
+    assert_int_equal(got.totals.prompt_tokens, 200);
+    outcome_free(&got, 1);
+    fixture_close(&f);
+}
+
+static void samples_wait_in_order_when_pages_or_rows_are_short(void **state) {
+    (void)state;
+    engine_options o = options();
+    o.max_rows = 3;
+    fixture f = fixture_open("calc-d4", o);
+    rollout_prompt p;
+    rollout_spec spec = spec_of(&p, 70, 10, 20);
+    outcome got;
+    outcome_start(&got, f.e, &spec, NULL);
+    engine_status s;
+    while (engine_step(f.e)) {
+        engine_read_status(f.e, &s);
+        assert_in_range(s.rows, 0, 3);
+    }
+    assert_int_equal(got.n_samples, 10);
+    outcome_free(&got, 1);
+    fixture_close(&f);
+}
+
+static void cancelling_tells_what_there_is(void **state) {
+    (void)state;
+    fixture f = fixture_open("calc-d4", options());
+    rollout_prompt p;
+    rollout_spec spec = spec_of(&p, 70, 100, 50); /* more than 64 rows: some have not started */
+    spec.sampling.kept = true;
+    spec.sampling.top_k = 5;
+    outcome got;
+    engine_job *job;
+    outcome_start(&got, f.e, &spec, &job);
+    for (int i = 0; i < 10; i++) engine_step(f.e);
+    engine_cancel(f.e, job);
+    assert_int_equal(got.n_samples, 100);
+    assert_int_equal(got.n_done, 1);
+    for (int i = 0; i < 100; i++) {
+        assert_int_equal(got.samples[i].finish, FINISH_CANCELLED);
+        assert_int_equal(got.samples[i].n > 0, i < 64);
+        assert_int_equal(got.samples[i].kept_offsets[got.samples[i].n], 5 * got.samples[i].n);
+    }
+    engine_status s;
+    engine_read_status(f.e, &s);
+    assert_int_equal(s.pages_used, 0);
+    assert_int_equal(s.rows, 0);
+    assert_false(engine_step(f.e));
+    outcome_free(&got, 1);
+
+    outcome_start(&got, f.e, &spec, &job); /* abandoned: not a word */
+    for (int i = 0; i < 3; i++) engine_step(f.e);
+    engine_abandon(f.e, job);
+    assert_int_equal(got.n_samples + got.n_done + got.n_failed, 0);
+    engine_read_status(f.e, &s);
+    assert_int_equal(s.pages_used, 0);
+    free(got.samples);
+    fixture_close(&f);
+}
+
+static void stop_tokens_end_a_sample_and_min_tokens_holds_them_back(void **state) {
+    (void)state;
+    fixture f = fixture_open("calc-d4", options());
+    rollout_prompt p;
+    rollout_spec spec = spec_of(&p, 20, 4, 40);
+    int32_t stops[512];
+    for (int i = 0; i < 512; i++) stops[i] = 2 * i; /* every second id */
+    spec.sampling.stop_tokens = stops;
+    spec.sampling.n_stop_tokens = 512;
+    spec.sampling.min_tokens = 7;
+    spec.sampling.temperature = 5;
+    outcome got = outcome_of(f.e, &spec);
+    for (int i = 0; i < 4; i++) {
+        const sample *s = &got.samples[i];
+        assert_true(s->n > 7);
+        for (int t = 0; t + 1 < s->n; t++) assert_int_equal(s->tokens[t] % 2, 1);
+        assert_int_equal(s->finish, FINISH_STOP);
+        assert_int_equal(s->stop, s->tokens[s->n - 1]);
+        assert_int_equal(s->stop % 2, 0);
+    }
+    outcome_free(&got, 1);
+    fixture_close(&f);
+}
+
+static void kept_ids_hold_the_token_and_are_best_first(void **state) {
+    (void)state;
+    fixture f = fixture_open("calc-d4", options());
+    rollout_prompt p;
+    rollout_spec spec = spec_of(&p, 20, 3, 30);
+    spec.sampling.kept = true;
+    spec.sampling.top_k = 12;
+    spec.sampling.top_p = 0.9;
+    spec.sampling.temperature = 2;
+    outcome got = outcome_of(f.e, &spec);
+    for (int i = 0; i < 3; i++) {
+        const sample *s = &got.samples[i];
+        for (int t = 0; t < s->n; t++) {
+            bool held = false;
+            uint32_t from = s->kept_offsets[t], to = s->kept_offsets[t + 1];
+            assert_in_range(to - from, 1, 12);
+            for (uint32_t k = from; k < to; k++) held = held || s->kept_ids[k] == s->tokens[t];
+            assert_true(held);
+            if (to - from == 1) assert_true(s->logprobs[t] == 0.0f);
+        }
+    }
+    outcome_free(&got, 1);
+    fixture_close(&f);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(loading_survives_every_single_allocation_failure),
+        cmocka_unit_test(a_row_that_never_fits_is_too_large_and_a_long_prompt_too_long),
+        cmocka_unit_test(wrong_ids_are_refused_with_their_key),
+        cmocka_unit_test(a_prompt_is_computed_once_and_its_full_pages_are_shared),
+        cmocka_unit_test(samples_wait_in_order_when_pages_or_rows_are_short),
+        cmocka_unit_test(cancelling_tells_what_there_is),
+        cmocka_unit_test(stop_tokens_end_a_sample_and_min_tokens_holds_them_back),
+        cmocka_unit_test(kept_ids_hold_the_token_and_are_best_first),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
