@@ -388,6 +388,17 @@ static bool post_accepted(flight *f, uint64_t seed) {
     return reply_encode_accepted(&message, &head, &accepted) && post(f->loop, &f->client, &message, false);
 }
 
+/* The engine knows prompts by their tokens: name the key that the client sent instead. */
+static void name_as_sent(const request_rollout *r, cop_error *err) {
+    size_t i;
+    int n = 0;
+    if (sscanf(err->key, "prompts[%zu].tokens%n", &i, &n) != 1 || n == 0 || err->key[n]) return;
+    request_input_kind kind = r->prompts[i].input.kind;
+    if (kind != REQUEST_INPUT_TOKENS)
+        snprintf(err->key, sizeof err->key, "prompts[%zu].%s", i,
+                 kind == REQUEST_INPUT_TEXT ? "text" : "messages");
+}
+
 static cop_status submit_rollout(flight *f, uint64_t seed, cop_error *err) {
     engine_loop *l = f->loop;
     const request_rollout *r = &f->request->rollout;
@@ -399,7 +410,9 @@ static cop_status submit_rollout(flight *f, uint64_t seed, cop_error *err) {
     cop_status status = convert_rollout(&f->rollout, r, seed, l->engine, l->tokenizer, err);
     if (status != COP_OK) return status;
     f->rollout.spec.events = (rollout_events){f, on_sample, on_done, on_failed};
-    return engine_submit(l->engine, &f->rollout.spec, &f->job, err);
+    status = engine_submit(l->engine, &f->rollout.spec, &f->job, err);
+    if (status != COP_OK) name_as_sent(r, err);
+    return status;
 }
 
 static void start_rollout(engine_loop *l, parcel *p) {
