@@ -290,6 +290,12 @@ def test_an_id_in_flight_is_refused_to_other_content(client, worker):
         until_cancelled(client, other, id, accepted)
 
 
+def test_the_id_of_a_score_is_free_for_a_rollout(client):
+    client.send("score", id="shared", sequences=[bytes(4 * 1000)] * 8)
+    client.send("rollout", id="shared", prompts=[TEXT], max_tokens=3)  # the score is in flight
+    assert sorted(client.receive()["type"] for _ in range(4)) == ["accepted", "done", "samples", "scores"]
+
+
 @pytest.mark.parametrize("type, keys, code, key", [
     ("rollout", {"prompts": [{"tokens": [1] * 6000}]}, "too_long", "prompts[0].tokens"),
     ("score", {"sequences": [[1], [1] * 6000]}, "too_long", "sequences[1]"),
