@@ -151,9 +151,12 @@ static void flight_end(flight *f) {
     flight_free(f);
 }
 
-static flight *flight_find(engine_loop *l, wire_text id) {
+/* The rollout with this id; the ids of other requests are only echoed. */
+static flight *find_rollout(engine_loop *l, wire_text id) {
     for (flight *f = l->flights; f; f = f->next) {
-        if (f->request->id.n == id.n && !memcmp(f->request->id.bytes, id.bytes, id.n)) return f;
+        if (f->request->type == REQUEST_ROLLOUT && f->request->id.n == id.n &&
+            !memcmp(f->request->id.bytes, id.bytes, id.n))
+            return f;
     }
     return NULL;
 }
@@ -417,10 +420,10 @@ static cop_status submit_rollout(flight *f, uint64_t seed, cop_error *err) {
 
 static void start_rollout(engine_loop *l, parcel *p) {
     const request *r = p->request;
-    if (flight_find(l, r->id)) {
+    if (find_rollout(l, r->id)) {
         wire_error e;
         wire_fail(&e, WIRE_DUPLICATE_ID, "id",
-                  "a request with this id is in flight: use another id, such as a UUID");
+                  "a rollout with this id is in flight: use another id, such as a UUID");
         post_error(l, &p->client, r, &e);
         return;
     }
@@ -490,8 +493,8 @@ static void start_score(engine_loop *l, parcel *p) {
 
 static void cancel_target(engine_loop *l, parcel *p) {
     const request *r = p->request;
-    flight *target = flight_find(l, r->cancel.target);
-    if (!target || target->request->type != REQUEST_ROLLOUT) {
+    flight *target = find_rollout(l, r->cancel.target);
+    if (!target) {
         wire_error e;
         wire_fail(&e, WIRE_NOT_FOUND, "target", "no rollout with this id is in flight");
         post_error(l, &p->client, r, &e);

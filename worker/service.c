@@ -388,7 +388,7 @@ static cop_status open_socket(service *s, cop_error *err) {
     s->context = zmq_ctx_new();
     s->router = s->context ? zmq_socket(s->context, ZMQ_ROUTER) : NULL;
     if (!s->router) return cop_fail(err, COP_EIO, "could not make a socket: %s", zmq_strerror(errno));
-    int one = 1, linger = LINGER_MS, ipv6 = 1;
+    int one = 1, linger = LINGER_MS, ipv6 = strchr(s->o->bind, '[') != NULL;
     int64_t limit = 2 * (int64_t)s->o->max_message;
     zmq_setsockopt(s->router, ZMQ_ROUTER_MANDATORY, &one, sizeof one);
     zmq_setsockopt(s->router, ZMQ_LINGER, &linger, sizeof linger);

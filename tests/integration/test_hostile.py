@@ -321,8 +321,9 @@ def test_types_that_are_none(client):
 def test_prompts_longer_than_the_context(client):
     failed = client.failure("rollout", prompts=[PROMPT, {"tokens": bytes(4 * 5120)}])
     assert (failed.code, failed.key) == ("too_long", "prompts[1].tokens")
-    failed = client.failure("rollout", prompts=[{"text": "word " * 100_000}])
-    assert (failed.code, failed.key) == ("too_long", "prompts[0].text")
+    for key, value in (("text", "word " * 10_000), ("messages", [{"role": "user", "content": "word " * 10_000}])):
+        failed = client.failure("rollout", prompts=[{key: value}])
+        assert (failed.code, failed.key) == ("too_long", f"prompts[0].{key}")
 
 
 # ---- Clients that are gone, or do not listen.

@@ -290,6 +290,14 @@ def test_an_id_in_flight_is_refused_to_other_content(client, worker):
         until_cancelled(client, other, id, accepted)
 
 
+def test_the_id_of_a_score_is_free_for_a_rollout(client):
+    client.send("score", id="shared", sequences=[bytes(4 * 500)] * 4)
+    client.send("rollout", id="shared", prompts=[TEXT], max_tokens=3)  # the score is in flight
+    due = {"scores", "accepted", "samples", "done"}
+    while due:
+        due.remove(client.receive()["type"])  # an error is none of them
+
+
 @pytest.mark.parametrize("type, keys, code, key", [
     ("rollout", {"prompts": [{"tokens": [1] * 6000}]}, "too_long", "prompts[0].tokens"),
     ("score", {"sequences": [[1], [1] * 6000]}, "too_long", "sequences[1]"),
