@@ -98,7 +98,7 @@ static json_t *text_of(const line_job *j, const sample_result *s) {
 static json_t *sample_object(const line_job *j, const sample_result *s) {
     size_t n = (size_t)s->n_tokens;
     json_t *o = json_object();
-    json_object_set_new(o, "line", json_integer((json_int_t)(j->number - 1)));
+    json_object_set_new(o, "prompt", json_integer((json_int_t)(j->number - 1)));
     json_object_set_new(o, "prompt_id", json_stringn(j->id, j->n_id));
     json_object_set_new(o, "sample", json_integer(s->sample));
     json_object_set_new(o, "seed", json_u64(s->seed));
