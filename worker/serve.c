@@ -54,6 +54,11 @@ static int run(int argc, char **argv) {
     int status = options_parse(&command_worker, rows, n_rows, argc, argv, 0, &n_args);
     if (status >= 0) return status;
 
+    if (s.max_message < 1024 || s.max_message > (size_t)1 << 32) {
+        fprintf(stderr, "coppice worker: option \"--max-message\" is 1K to 4G\n");
+        return 2;
+    }
+
     /* Before any thread starts, so that all of them inherit it. */
     sigset_t set;
     sigemptyset(&set);
