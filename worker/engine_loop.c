@@ -447,6 +447,11 @@ static void start_rollout(engine_loop *l, parcel *p) {
 static cop_status submit_score(flight *f, cop_error *err) {
     engine_loop *l = f->loop;
     const request_score *r = &f->request->score;
+    if (r->temperature <= 0) {
+        cop_fail(err, COP_EINVAL, "cannot score at temperature 0: it is 0.001 to 100");
+        snprintf(err->key, sizeof err->key, "temperature");
+        return COP_EINVAL;
+    }
     int32_t **sequences = mem_zalloc(r->n_sequences, sizeof *sequences);
     size_t *lengths = mem_alloc(r->n_sequences, sizeof *lengths);
     f->scores = mem_zalloc(r->n_sequences, sizeof *f->scores);

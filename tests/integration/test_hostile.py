@@ -366,3 +366,8 @@ def test_a_client_that_does_not_read_loses_nothing_and_holds_up_nobody(client, w
             reply = slow.receive()
             assert (reply["id"], reply["text"]) == (id, expected)
         assert Rollout(slow.replies(rollout)).samples == client.rollout([PROMPT], n=256, max_tokens=4, stop_tokens=[], seed=1).samples
+
+
+def test_a_score_at_temperature_0_is_refused(client):
+    failed = client.failure("score", sequences=[[1, 2]], temperature=0)
+    assert (failed.code, failed.key) == ("bad_request", "temperature")
