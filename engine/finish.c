@@ -86,7 +86,7 @@ static void job_tell_end(engine_job *j) {
         else
             j->score.failed(j->score.context, &j->failure);
     } else if (rollout) {
-        j->totals.seconds = job_clock() - j->start;
+        j->totals.seconds = clock_seconds() - j->start;
         j->events.done(j->events.context, &j->totals);
     } else {
         j->score.done(j->score.context);

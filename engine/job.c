@@ -4,17 +4,10 @@
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #define XXH_STATIC_LINKING_ONLY /* for a state on the stack */
 #include <xxhash.h>
 
 #include "kernels/backend.h"
-
-double job_clock(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static cop_status at_key(cop_error *err, cop_status status, const char *format, size_t i) {
     if (status != COP_OK && err) snprintf(err->key, sizeof err->key, format, i);
@@ -183,7 +176,7 @@ cop_status job_open_rollout(engine_job **out, const rollout_spec *spec, const jo
     *j = (engine_job){.kind = JOB_ROLLOUT,
                       .n = spec->n,
                       .events = spec->events,
-                      .start = job_clock(),
+                      .start = clock_seconds(),
                       .n_open = spec->n_prompts * spec->n};
     cop_status status = fill_rollout(j, spec, limits, err);
     if (status != COP_OK) {
@@ -233,7 +226,8 @@ cop_status job_open_score(engine_job **out, const score_spec *spec, const job_li
     *out = NULL;
     engine_job *j = mem_zalloc(1, sizeof *j);
     if (!j) return cop_fail(err, COP_ENOMEM, "could not allocate a score");
-    *j = (engine_job){.kind = JOB_SCORE, .score = *spec, .start = job_clock(), .n_open = spec->n_sequences};
+    *j = (engine_job){
+        .kind = JOB_SCORE, .score = *spec, .start = clock_seconds(), .n_open = spec->n_sequences};
     j->score.sequences = NULL;
     j->score.lengths = NULL;
     if (j->score.top > limits->vocab) j->score.top = limits->vocab;

@@ -84,7 +84,4 @@ cop_status job_open_score(engine_job **out, const score_spec *spec, const job_li
 /* Free it; sequences that hold pages must have been freed with the pool before. */
 void job_close(engine_job *j);
 
-/* Seconds on the monotonic clock, for engine_job.start. */
-double job_clock(void);
-
 #endif

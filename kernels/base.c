@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
@@ -182,6 +183,12 @@ int cpu_count(void) {
     int quota = cgroup_cores();
     if (quota > 0 && quota < n) n = quota;
     return n < 1 ? 1 : n;
+}
+
+double clock_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 void cpu_flush_denormals(void) {

@@ -92,6 +92,9 @@ const char *cpu_isa_name(cpu_isa isa);
 /* Cores that this process may use: affinity mask and cgroup quota respected; at least 1. */
 int cpu_count(void);
 
+/* Seconds on the monotonic clock.  Any thread. */
+double clock_seconds(void);
+
 /* Flush denormals to zero in the calling thread.  Every thread that computes calls it once at its start, so
  * that all instruction sets agree (vdpbf16ps always flushes). */
 void cpu_flush_denormals(void);

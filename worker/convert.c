@@ -3,6 +3,25 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
+
+static void *resize(void *context, void *block, size_t n_bytes) {
+    (void)context;
+    return mem_realloc(block, n_bytes, 1);
+}
+static void release(void *context, void *block) {
+    (void)context;
+    mem_free(block);
+}
+const wire_allocator worker_allocator = {resize, release, NULL};
+
+reply_head convert_head(const request *r) { return (reply_head){r->id, r->compress, &worker_allocator}; }
+
+uint64_t convert_seed(void) {
+    uint64_t seed = 0;
+    while (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed) continue;
+    return seed >> 11;
+}
 
 void convert_error(wire_error *to, const cop_error *from) {
     const char *code = WIRE_INTERNAL;

@@ -6,6 +6,15 @@
 #include "proto/reply.h"
 #include "proto/request.h"
 
+/* The allocator that proto/ gets: mem_*. */
+extern const wire_allocator worker_allocator;
+
+/* What every reply to a request begins with. */
+reply_head convert_head(const request *r);
+
+/* A seed from the system, below 2^53, so that every JSON reader keeps it. */
+uint64_t convert_seed(void);
+
 /* The wire's error for one of ours: its code, key and message. */
 void convert_error(wire_error *to, const cop_error *from);
 

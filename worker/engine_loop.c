@@ -7,21 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <time.h>
 
 #include "worker/convert.h"
 #include "worker/log.h"
-
-static void *resize(void *context, void *block, size_t n_bytes) {
-    (void)context;
-    return mem_realloc(block, n_bytes, 1);
-}
-static void release(void *context, void *block) {
-    (void)context;
-    mem_free(block);
-}
-const wire_allocator worker_allocator = {resize, release, NULL};
 
 bool client_equal(const client_id *a, const client_id *b) {
     return a->n == b->n && !memcmp(a->bytes, b->bytes, a->n);
@@ -64,15 +53,7 @@ struct engine_loop {
     bool stop;
 };
 
-static double clock_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* ---- Replies. */
-
-static reply_head head_of(const request *r) { return (reply_head){r->id, r->compress, &worker_allocator}; }
 
 static reply_weights weights_of(const engine_loop *l) {
     return (reply_weights){0, wire_text_of(engine_digest(l->engine))};
@@ -101,7 +82,7 @@ static bool post(engine_loop *l, const client_id *client, wire_buffer *message, 
 
 static void post_error(engine_loop *l, const client_id *client, const request *r, const wire_error *e) {
     wire_buffer message = {0};
-    reply_head head = head_of(r);
+    reply_head head = convert_head(r);
     reply_encode_error(&message, &head, e);
     post(l, client, &message, true);
 }
@@ -223,7 +204,7 @@ static bool own_sample(flight *f, const sample_result *s, reply_sample *out) {
 static void post_samples(flight *f, const reply_sample *samples, size_t n) {
     wire_buffer *messages;
     size_t n_messages;
-    reply_head head = head_of(f->request);
+    reply_head head = convert_head(f->request);
     if (!reply_encode_samples(&messages, &n_messages, &head, samples, n)) {
         f->broken = true;
         return;
@@ -301,7 +282,7 @@ static void on_done(void *context, const rollout_totals *t) {
     }
     reply_done done = {t->samples,        t->prompt_tokens, t->cached_tokens,
                        t->sampled_tokens, t->forced_tokens, t->seconds};
-    reply_head head = head_of(f->request);
+    reply_head head = convert_head(f->request);
     wire_buffer message = {0};
     if (f->broken || !reply_encode_done(&message, &head, &done))
         post_broken(f);
@@ -343,7 +324,7 @@ static void on_scores_done(void *context) {
                            .top = r->top < (uint32_t)vocab ? r->top : (uint32_t)vocab,
                            .weights = weights_of(f->loop),
                            .numerics = wire_text_of(engine_numerics(f->loop->engine))};
-    reply_head head = head_of(f->request);
+    reply_head head = convert_head(f->request);
     wire_buffer message = {0};
     for (size_t i = 0; i < r->n_sequences; i++) {
         if (f->scores[i].logprobs || f->broken) continue;
@@ -374,19 +355,13 @@ static flight *flight_open(engine_loop *l, parcel *p) {
     return f;
 }
 
-static uint64_t draw_seed(void) {
-    uint64_t seed = 0;
-    while (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed) continue;
-    return seed >> 11; /* below 2^53, so that every JSON reader keeps it */
-}
-
 static bool post_accepted(flight *f, uint64_t seed) {
     const request_rollout *r = &f->request->rollout;
     reply_accepted accepted = {.samples = (uint64_t)r->n_prompts * r->n,
                                .seed = seed,
                                .weights = weights_of(f->loop),
                                .numerics = wire_text_of(engine_numerics(f->loop->engine))};
-    reply_head head = head_of(f->request);
+    reply_head head = convert_head(f->request);
     wire_buffer message = {0};
     return reply_encode_accepted(&message, &head, &accepted) && post(f->loop, &f->client, &message, false);
 }
@@ -427,7 +402,7 @@ static void start_rollout(engine_loop *l, parcel *p) {
         post_error(l, &p->client, r, &e);
         return;
     }
-    uint64_t seed = r->rollout.has_seed ? r->rollout.seed : draw_seed();
+    uint64_t seed = r->rollout.has_seed ? r->rollout.seed : convert_seed();
     client_id client = p->client;
     cop_error err = {0};
     flight *f = flight_open(l, p);
@@ -506,7 +481,7 @@ static void cancel_target(engine_loop *l, parcel *p) {
         return;
     }
     engine_cancel(l->engine, target->job); /* tells its samples and its end, and frees the flight */
-    reply_head head = head_of(r);
+    reply_head head = convert_head(r);
     wire_buffer message = {0};
     reply_encode_done(&message, &head, NULL);
     post(l, &p->client, &message, true);
@@ -530,7 +505,7 @@ static void tell_status(engine_loop *l, parcel *p) {
                            .forced_tokens = s.forced_tokens,
                            .steps = s.steps,
                            .seconds = clock_seconds() - l->start};
-    reply_head head = head_of(p->request);
+    reply_head head = convert_head(p->request);
     wire_buffer message = {0};
     reply_encode_status(&message, &head, &status);
     post(l, &p->client, &message, true);

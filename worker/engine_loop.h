@@ -52,7 +52,4 @@ cop_status engine_loop_open(engine_loop **out, engine *e, const tokenizer *t, qu
                             cop_error *err);
 void engine_loop_close(engine_loop *l); /* sends PARCEL_STOP and joins */
 
-/* The allocator that proto/ gets: mem_*. */
-extern const wire_allocator worker_allocator;
-
 #endif

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "worker/commands.h"
 #include "worker/convert.h"
@@ -145,23 +144,17 @@ static void on_failed(void *context, const cop_error *e) {
 
 /* ---- Lines. */
 
-static cop_status wrong(cop_error *err, const char *key, const char *why) {
-    cop_fail(err, COP_EINVAL, "%s", why);
-    snprintf(err->key, sizeof err->key, "%s", key);
-    return COP_EINVAL;
-}
-
 static cop_status read_prompt(line_job *j, const json_t *line, cop_error *err) {
     const tokenizer *t = j->g->model->tokenizer;
     const json_t *tokens = json_object_get(line, "tokens"), *text = json_object_get(line, "text"),
                  *messages = json_object_get(line, "messages");
     if (!!tokens + !!text + !!messages != 1)
-        return wrong(err, "", "a line needs exactly one of text, messages and tokens");
+        return jsonl_refuse(err, "", "a line needs exactly one of text, messages and tokens");
     if (tokens)
         return json_read_ids(tokens, "tokens", engine_arch(j->g->model->engine)->vocab, &j->tokens, err);
     if (!t) return cop_fail(err, COP_EUNSUPPORTED, "the model has no tokenizer: give tokens");
     if (text) {
-        if (!json_is_string(text)) return wrong(err, "text", "it is not a string");
+        if (!json_is_string(text)) return jsonl_refuse(err, "text", "it is not a string");
         cop_status status = token_list_push(&j->tokens, tokenizer_special(t, TOKEN_BOS), err);
         return status == COP_OK
                    ? tokenizer_encode(t, json_string_value(text), json_string_length(text), &j->tokens, err)
@@ -178,7 +171,7 @@ static cop_status read_prompt(line_job *j, const json_t *line, cop_error *err) {
 /* The line's id, or its number from 0. */
 static cop_status read_id(line_job *j, const json_t *line, cop_error *err) {
     const json_t *id = json_object_get(line, "id");
-    if (id && !json_is_string(id)) return wrong(err, "id", "it is not a string");
+    if (id && !json_is_string(id)) return jsonl_refuse(err, "id", "it is not a string");
     char number[32];
     j->n_id =
         id ? json_string_length(id) : (size_t)snprintf(number, sizeof number, "%" PRIu64, j->number - 1);
@@ -192,7 +185,8 @@ static cop_status read_id(line_job *j, const json_t *line, cop_error *err) {
 static cop_status read_line(line_job *j, const json_t *line, uint64_t *seed, cop_error *err) {
     const json_t *own = json_object_get(line, "seed");
     *seed = j->g->seed;
-    if (own && !json_u64_get(own, seed)) return wrong(err, "seed", "it is not a whole number within 64 bits");
+    if (own && !json_u64_get(own, seed))
+        return jsonl_refuse(err, "seed", "it is not a whole number within 64 bits");
     cop_status status = read_id(j, line, err);
     if (status == COP_OK) status = read_prompt(j, line, err);
     j->extra = json_copy((json_t *)line);
@@ -302,8 +296,7 @@ static int read_choices(generator *g, const choices *c, token_list *stops) {
     g->text = c->text;
     g->seed = c->seed;
     if (!c->has_seed) {
-        while (getrandom(&g->seed, sizeof g->seed, 0) != (ssize_t)sizeof g->seed) continue;
-        g->seed >>= 11;
+        g->seed = convert_seed();
         fprintf(stderr, "coppice: seed %" PRIu64 "\n", g->seed);
     }
     return -1;

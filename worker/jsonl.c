@@ -69,6 +69,12 @@ bool jsonl_print_error(FILE *out, uint64_t number, const cop_error *err) {
     return ok;
 }
 
+cop_status jsonl_refuse(cop_error *err, const char *key, const char *why) {
+    cop_fail(err, COP_EINVAL, "%s", why);
+    if (err) snprintf(err->key, sizeof err->key, "%s", key);
+    return COP_EINVAL;
+}
+
 /* ---- Input. */
 
 /* The line being read, without its line feed. */

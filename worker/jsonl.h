@@ -25,6 +25,9 @@ int jsonl_run(FILE *in, FILE *out, jsonl_fn fn, void *context);
  * written. */
 bool jsonl_print(FILE *out, json_t *object);
 
+/* What a jsonl_fn returns for a wrong value: COP_EINVAL with the key. */
+cop_status jsonl_refuse(cop_error *err, const char *key, const char *why);
+
 /* Print {"line": number, "error": ...}, the key before the message.  False if it could not be written. */
 bool jsonl_print_error(FILE *out, uint64_t number, const cop_error *err);
 

@@ -82,9 +82,7 @@ static cop_status score_line(void *context, json_t *line, uint64_t number, json_
     json_t *value;
     json_object_foreach(line, key, value) {
         if (!strcmp(key, "tokens")) continue;
-        cop_fail(err, COP_EINVAL, "unknown key: a line is {\"tokens\": [...]}");
-        snprintf(err->key, sizeof err->key, "%s", key);
-        return COP_EINVAL;
+        return jsonl_refuse(err, key, "unknown key: a line is {\"tokens\": [...]}");
     }
     token_list ids = {0};
     cop_status status =

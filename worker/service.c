@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
-#include <time.h>
 #include <unistd.h>
 #include <zmq.h>
 
@@ -46,12 +45,6 @@ typedef struct service {
     bool draining, cancelled;
     double deadline; /* of the grace time */
 } service;
-
-static double clock_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- Sending. */
 
@@ -177,7 +170,7 @@ static void answer_cop_error(service *s, const client_id *client, const request 
 
 static void answer_ping(service *s, const client_id *client, const request *r) {
     wire_buffer message = {0};
-    reply_head head = {r->id, r->compress, &worker_allocator};
+    reply_head head = convert_head(r);
     reply_pong pong = {.version = wire_text_of(COP_VERSION),
                        .model = wire_text_of(s->o->model),
                        .backend = wire_text_of("cpu"),
@@ -196,7 +189,7 @@ static void answer_tokenize(service *s, const client_id *client, const request *
         answer_cop_error(s, client, r, &err);
     } else {
         wire_buffer message = {0};
-        reply_head head = {r->id, r->compress, &worker_allocator};
+        reply_head head = convert_head(r);
         reply_encode_tokens(&message, &head, (wire_ids){(const uint32_t *)ids.ids, ids.n});
         answer(s, client, &message);
     }
@@ -214,7 +207,7 @@ static cop_status detokenize(service *s, const client_id *client, const request 
     mem_free(ids);
     if (status != COP_OK) return status;
     wire_buffer message = {0};
-    reply_head head = {r->id, r->compress, &worker_allocator};
+    reply_head head = convert_head(r);
     reply_encode_text(&message, &head, (wire_text){text, n_text}, bytes, n_bytes);
     answer(s, client, &message);
     mem_free(text);

@@ -5,6 +5,7 @@
 #include "engine/tokenizer.h"
 #include "worker/base64.h"
 #include "worker/commands.h"
+#include "worker/json_ids.h"
 #include "worker/jsonl.h"
 #include "worker/messages.h"
 
@@ -59,24 +60,19 @@ static int run(const command *c, int argc, char **argv, jsonl_fn fn) {
 
 /* ---- What lines may hold. */
 
-static cop_status refuse(cop_error *err, const char *key, const char *why) {
-    cop_fail(err, COP_EINVAL, "%s", why);
-    snprintf(err->key, sizeof err->key, "%s", key);
-    return COP_EINVAL;
-}
-
 /* The only value of an object with just one key, which is a or b. */
 static cop_status only_value(json_t *line, const char *a, const char *b, json_t **value, bool *is_b,
                              cop_error *err) {
     const char *key;
     json_object_foreach(line, key, *value) {
-        if (strcmp(key, a) != 0 && strcmp(key, b) != 0) return refuse(err, key, "unknown key");
+        if (strcmp(key, a) != 0 && strcmp(key, b) != 0) return jsonl_refuse(err, key, "unknown key");
     }
     json_t *first = json_object_get(line, a), *second = json_object_get(line, b);
     *is_b = !first;
     *value = first ? first : second;
-    if (!*value) return refuse(err, a, "the key is missing");
-    return first && second && strcmp(a, b) != 0 ? refuse(err, b, "only one of the two may be given") : COP_OK;
+    if (!*value) return jsonl_refuse(err, a, "the key is missing");
+    return first && second && strcmp(a, b) != 0 ? jsonl_refuse(err, b, "only one of the two may be given")
+                                                : COP_OK;
 }
 
 static cop_status no_memory(cop_error *err) {
@@ -87,7 +83,7 @@ static cop_status no_memory(cop_error *err) {
 
 static cop_status encode_value(const tokenizer *t, const json_t *value, bool is_messages, token_list *ids,
                                cop_error *err) {
-    if (!is_messages && !json_is_string(value)) return refuse(err, "text", "it is not a string");
+    if (!is_messages && !json_is_string(value)) return jsonl_refuse(err, "text", "it is not a string");
     if (!is_messages)
         return tokenizer_encode(t, json_string_value(value), json_string_length(value), ids, err);
     message_list list;
@@ -96,16 +92,6 @@ static cop_status encode_value(const tokenizer *t, const json_t *value, bool is_
     status = chat_prompt(t, list.messages, list.n, CHAT_CUT, ids, err);
     messages_free(&list);
     return status;
-}
-
-static json_t *ids_to_json(const token_list *ids) {
-    json_t *array = json_array();
-    for (size_t i = 0; array && i < ids->n; i++) {
-        if (json_array_append_new(array, json_integer(ids->ids[i])) == 0) continue;
-        json_decref(array);
-        array = NULL;
-    }
-    return array;
 }
 
 static cop_status tokenize_line(void *context, json_t *line, uint64_t number, json_t **out, cop_error *err) {
@@ -117,29 +103,12 @@ static cop_status tokenize_line(void *context, json_t *line, uint64_t number, js
     if (status != COP_OK) return status;
     token_list ids = {0};
     status = encode_value(context, value, is_messages, &ids, err);
-    if (status == COP_OK) *out = json_pack("{s:o*}", "tokens", ids_to_json(&ids));
+    if (status == COP_OK) *out = json_pack("{s:o*}", "tokens", json_of_ids(ids.ids, ids.n));
     token_list_free(&ids);
     return status == COP_OK && !*out ? no_memory(err) : status;
 }
 
 /* ---- detokenize. */
-
-static cop_status read_ids(const tokenizer *t, const json_t *array, token_list *ids, cop_error *err) {
-    if (!json_is_array(array)) return refuse(err, "tokens", "it is not a list of token ids");
-    for (size_t i = 0; i < json_array_size(array); i++) {
-        const json_t *value = json_array_get(array, i);
-        json_int_t id = json_integer_value(value); /* 0 for anything else */
-        if (!json_is_integer(value) || id < 0 || id >= tokenizer_vocab(t)) {
-            cop_fail(err, COP_EINVAL, "it is not a token id: the vocabulary is 0..%d",
-                     tokenizer_vocab(t) - 1);
-            snprintf(err->key, sizeof err->key, "tokens[%zu]", i);
-            return COP_EINVAL;
-        }
-        cop_status status = token_list_push(ids, (int32_t)id, err);
-        if (status != COP_OK) return status;
-    }
-    return COP_OK;
-}
 
 static cop_status decode_to_json(const tokenizer *t, const token_list *ids, json_t **out, cop_error *err) {
     char *bytes, *text = NULL;
@@ -164,7 +133,7 @@ static cop_status detokenize_line(void *context, json_t *line, uint64_t number, 
     cop_status status = only_value(line, "tokens", "tokens", &value, &is_second, err);
     if (status != COP_OK) return status;
     token_list ids = {0};
-    status = read_ids(context, value, &ids, err);
+    status = json_read_ids(value, "tokens", tokenizer_vocab(context), &ids, err);
     if (status == COP_OK) status = decode_to_json(context, &ids, out, err);
     token_list_free(&ids);
     return status;
