@@ -147,6 +147,50 @@ static inline void assert_same_from(const sample *a, const sample *b, int skip, 
 }
 #define assert_same(a, b, what) assert_same_from(a, b, 0, what)
 
+/* ---- Scoring. */
+
+/* What scoring one sequence told, at most 512 tokens of it; the next ids and log-probabilities if top > 0. */
+typedef struct scores {
+    float logprobs[512];
+    int32_t next_ids[5];
+    float next_logprobs[5];
+    int top, n_done;
+} scores;
+
+static inline void on_scored(void *context, size_t sequence, const score_result *s) {
+    scores *to = context;
+    (void)sequence;
+    assert_true(s->n <= 512);
+    memcpy(to->logprobs, s->logprobs, s->n * sizeof(float));
+    if (to->top == 0) return;
+    memcpy(to->next_ids, s->next_ids, (size_t)to->top * sizeof *to->next_ids);
+    memcpy(to->next_logprobs, s->next_logprobs, (size_t)to->top * sizeof *to->next_logprobs);
+}
+static inline void on_scores_done(void *context) { ((scores *)context)->n_done++; }
+static inline void on_scores_failed(void *context, const cop_error *e) {
+    (void)context;
+    fail_msg("%s", e->message);
+}
+
+/* top: 0 to 5. */
+static inline scores scores_of(engine *e, const int32_t *ids, size_t n, int top, double temperature) {
+    scores s = {.top = top};
+    score_spec spec = {.sequences = &ids,
+                       .lengths = &n,
+                       .n_sequences = 1,
+                       .top = top,
+                       .temperature = temperature,
+                       .context = &s,
+                       .scored = on_scored,
+                       .done = on_scores_done,
+                       .failed = on_scores_failed};
+    cop_error err;
+    if (engine_submit_score(e, &spec, NULL, &err) != COP_OK) fail_msg("%s", err.message);
+    run_all(e);
+    assert_int_equal(s.n_done, 1);
+    return s;
+}
+
 /* ---- Reference files. */
 
 static inline json_t *load_lines(const char *path) {

@@ -214,39 +214,13 @@ static void company_and_order_change_nothing(void **state) {
 
 /* ---- Scoring. */
 
-typedef struct scores {
-    float logprobs[LONG + 100];
-    int n_done;
-} scores;
-static void on_scored(void *context, size_t sequence, const score_result *s) {
-    (void)sequence;
-    memcpy(((scores *)context)->logprobs, s->logprobs, s->n * sizeof(float));
-}
-static void on_scores_done(void *context) { ((scores *)context)->n_done++; }
-static void on_scores_failed(void *context, const cop_error *e) {
-    (void)context;
-    fail_msg("%s", e->message);
-}
-
 static void score_sample(fixture *f, const sample *s, int p, double temperature, const float *want,
                          const char *what) {
     int32_t whole[LONG + 100];
     memcpy(whole, tokens[p], lengths[p] * sizeof *whole);
     memcpy(whole + lengths[p], s->tokens, (size_t)s->n * sizeof *whole);
     size_t n = lengths[p] + (size_t)s->n;
-    scores got = {.n_done = 0};
-    score_spec spec = {.sequences = (const int32_t *const[]){whole},
-                       .lengths = &n,
-                       .n_sequences = 1,
-                       .temperature = temperature,
-                       .context = &got,
-                       .scored = on_scored,
-                       .done = on_scores_done,
-                       .failed = on_scores_failed};
-    cop_error err;
-    if (engine_submit_score(f->e, &spec, NULL, &err) != COP_OK) fail_msg("%s", err.message);
-    run_all(f->e);
-    assert_int_equal(got.n_done, 1);
+    scores got = scores_of(f->e, whole, n, 0, temperature);
     for (int i = 0; i < s->n; i++) {
         if (s->mask[i] && memcmp(&got.logprobs[lengths[p] + (size_t)i], &want[i], 4))
             fail_msg("%s: token %d scores %.9g, the rollout said %.9g", what, i,

@@ -13,26 +13,6 @@ static engine_options options(precision p) {
 
 /* ---- score.jsonl of each generation. */
 
-typedef struct scores {
-    float logprobs[512];
-    int32_t next_ids[5];
-    float next_logprobs[5];
-    int n_done, n_failed;
-} scores;
-
-static void on_scored(void *context, size_t sequence, const score_result *s) {
-    scores *to = context;
-    (void)sequence;
-    memcpy(to->logprobs, s->logprobs, s->n * sizeof(float));
-    memcpy(to->next_ids, s->next_ids, sizeof to->next_ids);
-    memcpy(to->next_logprobs, s->next_logprobs, sizeof to->next_logprobs);
-}
-static void on_scores_done(void *context) { ((scores *)context)->n_done++; }
-static void on_scores_failed(void *context, const cop_error *e) {
-    ((scores *)context)->n_failed++;
-    fail_msg("%s", e->message);
-}
-
 static void score_model(const char *model) {
     fixture f = fixture_open(model, options(PRECISION_F32));
     char path[256];
@@ -43,20 +23,7 @@ static void score_model(const char *model) {
     json_array_foreach(lines, i, line) {
         size_t n;
         int32_t *ids = ids_of(json_object_get(line, "tokens"), &n);
-        scores s = {0};
-        score_spec spec = {.sequences = (const int32_t *const[]){ids},
-                           .lengths = &n,
-                           .n_sequences = 1,
-                           .top = 5,
-                           .temperature = 1.0,
-                           .context = &s,
-                           .scored = on_scored,
-                           .done = on_scores_done,
-                           .failed = on_scores_failed};
-        cop_error err;
-        if (engine_submit_score(f.e, &spec, NULL, &err) != COP_OK) fail_msg("%s", err.message);
-        run_all(f.e);
-        assert_int_equal(s.n_done, 1);
+        scores s = scores_of(f.e, ids, n, 5, 1.0);
         assert_true(s.logprobs[0] == 1.0f);
         json_t *want = json_object_get(line, "logprobs");
         assert_int_equal(json_array_size(want), n - 1);
@@ -123,19 +90,7 @@ static void gaps_of(fixture *f, const json_t *line, double *sampled, size_t *n_s
     memcpy(whole, prompt, n * sizeof *whole);
     memcpy(whole + n, tokens, n_tokens * sizeof *whole);
     size_t length = n + n_tokens;
-    scores s = {0};
-    score_spec spec = {.sequences = (const int32_t *const[]){whole},
-                       .lengths = &length,
-                       .n_sequences = 1,
-                       .top = 5,
-                       .temperature = 1.0,
-                       .context = &s,
-                       .scored = on_scored,
-                       .done = on_scores_done,
-                       .failed = on_scores_failed};
-    cop_error err;
-    if (engine_submit_score(f->e, &spec, NULL, &err) != COP_OK) fail_msg("%s", err.message);
-    run_all(f->e);
+    scores s = scores_of(f->e, whole, length, 5, 1.0);
     const json_t *want = json_object_get(line, "logprobs"), *mask = json_object_get(line, "mask");
     assert_int_equal(json_array_size(want), length - 1);
     for (size_t t = 1; t < length; t++) {
