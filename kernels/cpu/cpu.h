@@ -48,8 +48,7 @@ typedef struct cpu_gemm {
     const float *x;
     int x_stride, n;
     k_epilogue epilogue;
-    uint16_t *packed; /* [CPU_PANEL_ROWS, n_in] room of this thread for inputs in bf16; NULL if its body needs
-                         none */
+    void *packed; /* room of this thread for the inputs of CPU_PANEL_ROWS rows, whole chunks of them */
 } cpu_gemm;
 
 typedef struct cpu_attention {
@@ -109,7 +108,7 @@ const cpu_ops *cpu_ops_avx512bf16(void); /* bf16 weights only */
 typedef struct cpu_scratch {
     float *masked;           /* [vocab] the logits, -inf where dropped */
     uint64_t *order, *spare; /* [vocab] candidates as rank << 32 | id */
-    uint16_t *packed;        /* [CPU_PANEL_ROWS, packed_columns], of AVX512-BF16 */
+    void *packed;            /* what cpu_gemm.packed points to, for matrices of up to packed_chunks */
     bool failed;             /* k_score met a NaN in this thread's part */
 } cpu_scratch;
 
@@ -119,7 +118,7 @@ struct k_ctx {
     const cpu_ops *ops;
     threads *threads;
     cpu_scratch *scratch; /* [threads] */
-    int scratch_vocab, packed_columns;
+    int scratch_vocab, packed_chunks;
     cop_error failure; /* the first since k_sync */
 };
 
