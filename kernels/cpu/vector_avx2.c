@@ -198,6 +198,7 @@ static const cpu_ops table = {
     .exp_sum = exp_sum,
     .draw = draw,
     .map = map,
+    .probe = &cpu_probe_avx2,
 };
 
 const cpu_ops *cpu_ops_avx2(void) { return &table; }
