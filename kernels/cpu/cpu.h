@@ -11,6 +11,7 @@
 
 #define CPU_TILE 16        /* outputs in a tile of packed weights */
 #define CPU_CHUNK_PAIRS 64 /* rule 1: a chain covers 128 inputs */
+#define CPU_PANEL_ROWS 64  /* rows that a gemm works on together */
 #define CPU_LANES 16       /* rules 3 and 7: partial sums of a row */
 #define CPU_NORM_BLOCK 4096
 #define CPU_SOFTMAX_TILE 1024
@@ -47,6 +48,8 @@ typedef struct cpu_gemm {
     const float *x;
     int x_stride, n;
     k_epilogue epilogue;
+    uint16_t *packed; /* [CPU_PANEL_ROWS, n_in] room of this thread for inputs in bf16; NULL if its body needs
+                         none */
 } cpu_gemm;
 
 typedef struct cpu_attention {
@@ -74,13 +77,13 @@ typedef enum cpu_function { CPU_EXP, CPU_LOG, CPU_TANH, CPU_SIGMOID, CPU_GUMBEL 
 #define CPU_PROBE_BLOCK 4096 /* what is read is a multiple of it in bytes, and aligned to 64 */
 typedef struct cpu_probe {
     /* The sum of n words, read once with the widest loads. */
-    uint64_t (*read)(const uint64_t *words, size_t n);
+    uint32_t (*read)(const uint32_t *words, size_t n);
     /* Independent chains of fused multiply-adds in registers, about n_rounds rounds of them; returns the
      * arithmetic operations done (a fused one counts 2).  *sink takes part, so that nothing can be left out.
      */
     double (*burn)(float *sink, int n_rounds);
 } cpu_probe;
-extern const cpu_probe cpu_probe_scalar, cpu_probe_avx2; /* the latter only where AVX2 is built */
+extern const cpu_probe cpu_probe_scalar;
 
 typedef struct cpu_ops {
     /* Tiles [tile, tile_end) of rows [row, row_end). */
@@ -111,12 +114,15 @@ typedef struct cpu_ops {
 } cpu_ops;
 
 extern const cpu_ops cpu_ops_scalar;
-const cpu_ops *cpu_ops_avx2(void); /* NULL where it was not built */
+const cpu_ops *cpu_ops_avx2(void); /* these: NULL where it was not built */
+const cpu_ops *cpu_ops_avx512(void);
+const cpu_ops *cpu_ops_avx512bf16(void); /* bf16 weights only */
 
 /* What one thread needs to truncate a distribution. */
 typedef struct cpu_scratch {
     float *masked;           /* [vocab] the logits, -inf where dropped */
     uint64_t *order, *spare; /* [vocab] candidates as rank << 32 | id */
+    uint16_t *packed;        /* [CPU_PANEL_ROWS, packed_columns], of AVX512-BF16 */
     bool failed;             /* k_score met a NaN in this thread's part */
 } cpu_scratch;
 
@@ -126,7 +132,7 @@ struct k_ctx {
     const cpu_ops *ops;
     threads *threads;
     cpu_scratch *scratch; /* [threads] */
-    int scratch_vocab;
+    int scratch_vocab, packed_columns;
     cop_error failure; /* the first since k_sync */
 };
 

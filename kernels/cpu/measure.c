@@ -18,8 +18,8 @@
 
 /* ---- Bodies without vectors. */
 
-static uint64_t read_scalar(const uint64_t *words, size_t n) {
-    uint64_t sum[4] = {0};
+static uint32_t read_scalar(const uint32_t *words, size_t n) {
+    uint32_t sum[4] = {0};
     assert(n % 4 == 0);
     for (size_t i = 0; i < n; i += 4)
         for (int j = 0; j < 4; j++) sum[j] += words[i + (size_t)j];
@@ -44,7 +44,7 @@ const cpu_probe cpu_probe_scalar = {.read = read_scalar, .burn = burn_scalar};
 /* What one thread reports, in a cache line of its own. */
 typedef struct report {
     _Alignas(64) double flops;
-    uint64_t sum; /* of what was read: it keeps the reads from being left out */
+    uint32_t sum; /* of what was read: it keeps the reads from being left out */
     float sink;
 } report;
 
@@ -65,7 +65,7 @@ static void read_part(void *arg, int index, int n) {
     const probe *p = arg;
     (void)n;
     const void *part = p->buffer + (size_t)index * p->part_bytes;
-    p->reports[index].sum += p->body->read(part, p->part_bytes / sizeof(uint64_t));
+    p->reports[index].sum += p->body->read(part, p->part_bytes / sizeof(uint32_t));
 }
 
 static void burn_part(void *arg, int index, int n) {
