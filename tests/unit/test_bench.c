@@ -77,23 +77,23 @@ static void random_weights_have_the_scale_that_is_said(void **state) {
 
 static void random_weights_survive_every_single_allocation_failure(void **state) {
     (void)state;
-    k_ctx *k = open_backend(PRECISION_BF16, 1);
     arch a = small_arch();
     a.vocab = a.rows = 64;
-    long live = mem_live();
-    for (long n = 0;; n++) {
+    bool fired = true;
+    for (long n = 0; fired; n++) {
+        long live = mem_live();
+        k_ctx *k = open_backend(PRECISION_BF16, 1);
         weights *w;
         cop_error err;
         mem_fail_after(n);
         cop_status status = weights_open_random(&w, k, &a, 1, &err);
-        bool fired = mem_fail_stop();
+        fired = mem_fail_stop();
         assert_int_equal(status, fired ? COP_ENOMEM : COP_OK);
         assert_int_equal(w == NULL, fired);
         weights_close(w);
+        k_close(k);
         assert_int_equal(mem_live(), live);
-        if (!fired) break;
     }
-    k_close(k);
 }
 
 static void what_does_not_fit_the_machine_is_refused_before_it_is_touched(void **state) {
