@@ -67,11 +67,21 @@ static bool has_value_embeds(const pt_file *f) {
     return false;
 }
 
-static void set_generation(arch *a, const char *name, double rope_base, float qk_scale, float gate_factor) {
-    snprintf(a->generation, sizeof a->generation, "%s", name);
-    a->rope_base = rope_base;
-    a->qk_scale = qk_scale;
-    a->gate_factor = gate_factor;
+void arch_set_generation(arch *a, char generation) {
+    static const struct {
+        double rope_base;
+        float qk_scale, gate_factor;
+    } facts[] = {/* A to F */
+                 {1e4, 1, 0}, {1e4, 1, 0}, {1e4, 1, 0}, {1e4, 1, 2}, {1e5, 1.15f, 3}, {1e5, 1.2f, 3}};
+    assert(generation >= 'A' && generation <= 'F');
+    snprintf(a->generation, sizeof a->generation, "%c", generation);
+    a->rope_base = facts[generation - 'A'].rope_base;
+    a->qk_scale = facts[generation - 'A'].qk_scale;
+    a->gate_factor = facts[generation - 'A'].gate_factor;
+    a->has_backout = generation == 'F';
+    a->rope_bf16 = generation <= 'D';
+    bool has_gates = a->gate_factor > 0;
+    for (int i = 0; i < a->n_layers; i++) a->has_value_embed[i] = has_gates && i % 2 == (a->n_layers - 1) % 2;
 }
 
 static cop_status detect_generation(arch *a, const pt_file *f, const model_config *config, cop_error *err) {
@@ -90,21 +100,14 @@ static cop_status detect_generation(arch *a, const pt_file *f, const model_confi
     if (!gate && has_value_embeds(f))
         return cop_fail(err, COP_EUNSUPPORTED, "value embeddings without gates: a fork");
     a->has_lambdas = pt_find(f, "resid_lambdas") || pt_find(f, "x0_lambdas");
-    if (n_smear)
-        set_generation(a, "F", 1e5, 1.2f, 3);
-    else if (gate == 12)
-        set_generation(a, "E", 1e5, 1.15f, 3);
-    else if (gate == 32)
-        set_generation(a, "D", 1e4, 1, 2);
-    else if (a->has_lambdas)
-        set_generation(a, config->has_window_pattern ? "C" : "B", 1e4, 1, 0);
-    else
-        set_generation(a, "A", 1e4, 1, 0);
-    bool has_gates = a->gate_factor > 0;
+    arch_set_generation(a, n_smear                      ? 'F'
+                           : gate == 12                 ? 'E'
+                           : gate == 32                 ? 'D'
+                           : !a->has_lambdas            ? 'A'
+                           : config->has_window_pattern ? 'C'
+                                                        : 'B');
     a->gate_channels = (int)gate;
-    a->has_lambdas |= has_gates; /* a missing one is told with the other tensors */
-    a->has_backout = n_smear != 0;
-    for (int i = 0; i < a->n_layers; i++) a->has_value_embed[i] = has_gates && i % 2 == (a->n_layers - 1) % 2;
+    a->has_lambdas |= a->gate_factor > 0; /* a missing one is told with the other tensors */
     return COP_OK;
 }
 
@@ -253,6 +256,18 @@ static int32_t short_window(const arch *a) {
     return (part + 127) / 128 * 128;
 }
 
+bool arch_set_windows(arch *a, const char *pattern, int32_t window_s) {
+    bool any_short = false;
+    if (!window_s) window_s = short_window(a);
+    for (int i = 0; i < a->n_layers; i++) {
+        /* The last layer always sees everything. */
+        bool is_short = pattern[i % (int)strlen(pattern)] == 'S' && i < a->n_layers - 1;
+        a->window[i] = is_short ? window_s : a->sequence_len;
+        any_short |= is_short;
+    }
+    return any_short;
+}
+
 static cop_status set_windows(arch *a, const model_config *config, const checkpoint_options *o,
                               note_list *notes, cop_error *err) {
     char pattern[ARCH_MAX_LAYERS + 1] = "L";
@@ -261,14 +276,9 @@ static cop_status set_windows(arch *a, const model_config *config, const checkpo
     if (o->window_pattern && !window_pattern_copy(pattern, o->window_pattern, strlen(o->window_pattern)))
         return cop_fail(err, COP_EINVAL, "window pattern \"%s\" is not made of S and L", o->window_pattern);
     known |= o->window_pattern != NULL;
-    bool unlimited = !known && (a->generation[0] == 'A' || a->generation[0] == 'B'), any_short = false;
-    int32_t window_s = o->short_window ? o->short_window : short_window(a);
-    for (int i = 0; i < a->n_layers; i++) {
-        /* The last layer always sees everything. */
-        bool is_short = pattern[i % (int)strlen(pattern)] == 'S' && i < a->n_layers - 1;
-        a->window[i] = unlimited ? ARCH_NO_WINDOW : is_short ? window_s : a->sequence_len;
-        any_short |= is_short;
-    }
+    bool unlimited = !known && (a->generation[0] == 'A' || a->generation[0] == 'B');
+    bool any_short = arch_set_windows(a, pattern, o->short_window);
+    for (int i = 0; i < a->n_layers && unlimited; i++) a->window[i] = ARCH_NO_WINDOW;
     if (o->short_window && !any_short)
         return cop_fail(err, COP_EINVAL, "short window %d given, but no layer has a short window",
                         o->short_window);
@@ -308,7 +318,6 @@ static cop_status set_softcap(arch *a, const model_config *config, const checkpo
 }
 
 static cop_status set_rope_table(arch *a, const checkpoint_options *o, note_list *notes, cop_error *err) {
-    a->rope_bf16 = a->generation[0] <= 'D';
     if (o->rope_table) {
         bool bf16 = !strcmp(o->rope_table, "bf16");
         if (!bf16 && strcmp(o->rope_table, "fp32") != 0)

@@ -22,4 +22,12 @@ void note_add(note_list *l, const char *format, ...) __attribute__((format(print
 cop_status arch_detect(arch *out, const pt_file *f, const model_config *config, const checkpoint_options *o,
                        note_list *notes, cop_error *err);
 
+/* What a generation's arithmetic says once its letter ('A' to 'F') is known, for n_layers of a: rope base and
+ * table, QK scale, gate factor, value-embedding layers, backout; and its name. */
+void arch_set_generation(arch *a, char generation);
+
+/* Windows by layer from a pattern of S and L, sequence_len and the generation.  short_window: what S sees; 0:
+ * as the generation derives it.  True if any layer has a short window. */
+bool arch_set_windows(arch *a, const char *pattern, int32_t short_window);
+
 #endif

@@ -76,11 +76,13 @@ static void set_limits(engine *e) {
     }
 }
 
-static cop_status open_parts(engine *e, checkpoint *c, cop_error *err) {
+/* Weights come from a checkpoint, or, if that is NULL, from a seed. */
+static cop_status open_parts(engine *e, checkpoint *c, uint64_t seed, cop_error *err) {
     int threads = e->o.n_threads > 0 ? e->o.n_threads : cpu_count();
     cop_status status = k_open(&e->k, e->o.profile, threads, err);
     if (status == COP_OK) status = k_reserve(e->k, e->a.vocab, err);
-    if (status == COP_OK) status = weights_open(&e->w, e->k, c, err);
+    if (status == COP_OK)
+        status = c ? weights_open(&e->w, e->k, c, err) : weights_open_random(&e->w, e->k, &e->a, seed, err);
     if (status == COP_OK)
         status = forward_open(&e->f, e->k, &e->a, e->w, e->context, e->max_tokens, MAX_LOGITS, err);
     if (status == COP_OK) status = open_pool(e, err);
@@ -88,10 +90,9 @@ static cop_status open_parts(engine *e, checkpoint *c, cop_error *err) {
     return status;
 }
 
-cop_status engine_open(engine **out, checkpoint *c, const tokenizer *t, const engine_options *o,
-                       cop_error *err) {
+static cop_status open_engine(engine **out, const arch *a, checkpoint *c, uint64_t seed, const tokenizer *t,
+                              const engine_options *o, cop_error *err) {
     assert(o->max_rows > 0 && o->step_tokens > 0 && o->span_tokens >= 0);
-    const arch *a = checkpoint_arch(c);
     *out = NULL;
     if (t && tokenizer_vocab(t) != a->vocab)
         return cop_fail(err, COP_EFORMAT, "the tokenizer has %d ids, but the model %d", tokenizer_vocab(t),
@@ -110,7 +111,7 @@ cop_status engine_open(engine **out, checkpoint *c, const tokenizer *t, const en
     e->context = o->context ? o->context : a->context;
     e->max_tokens = o->max_rows + o->step_tokens;
     snprintf(e->numerics, sizeof e->numerics, "cop1-%s", o->profile == PRECISION_BF16 ? "bf16" : "f32");
-    cop_status status = open_parts(e, c, err);
+    cop_status status = open_parts(e, c, seed, err);
     if (status != COP_OK) {
         engine_close(e);
         return status;
@@ -118,6 +119,16 @@ cop_status engine_open(engine **out, checkpoint *c, const tokenizer *t, const en
     set_limits(e);
     *out = e;
     return COP_OK;
+}
+
+cop_status engine_open(engine **out, checkpoint *c, const tokenizer *t, const engine_options *o,
+                       cop_error *err) {
+    return open_engine(out, checkpoint_arch(c), c, 0, t, o, err);
+}
+
+cop_status engine_open_random(engine **out, const arch *a, uint64_t seed, const engine_options *o,
+                              cop_error *err) {
+    return open_engine(out, a, NULL, seed, NULL, o, err);
 }
 
 void engine_close(engine *e) {
@@ -192,6 +203,7 @@ const arch *engine_arch(const engine *e) { return &e->a; }
 const char *engine_digest(const engine *e) { return e->w->digest; }
 const char *engine_numerics(const engine *e) { return e->numerics; }
 const char *engine_isa(const engine *e) { return cpu_isa_name(k_isa(e->k)); }
+int engine_threads(const engine *e) { return k_threads(e->k); }
 int engine_context(const engine *e) { return e->context; }
 bool engine_has_calculator(const engine *e) { return e->limits.has_calculator; }
 
@@ -207,3 +219,5 @@ void engine_read_status(const engine *e, engine_status *s) {
     s->pages_used = s->pages_total - s->pages_free;
     s->pages_shared = (uint64_t)kv_pool_shared(&e->pool);
 }
+
+cop_status engine_measure(engine *e, k_peaks *out, cop_error *err) { return k_measure(e->k, out, err); }

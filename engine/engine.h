@@ -23,6 +23,7 @@ typedef struct engine_options {
     int max_rows;     /* rows at once */
     int step_tokens;  /* prompt and forced tokens in a step */
     int span_tokens;  /* most tokens of one sequence in a step; 0: step_tokens */
+    bool hold_rows;   /* rows wait while any prompt is computed; they then go on in step (for measuring) */
 } engine_options;
 engine_options engine_defaults(void);
 
@@ -129,6 +130,10 @@ typedef struct engine_job engine_job; /* a rollout or a score in flight */
  * weights); *out is then NULL. */
 cop_status engine_open(engine **out, checkpoint *c, const tokenizer *t, const engine_options *o,
                        cop_error *err);
+/* The same with random weights of an architecture and no tokenizer, to measure speed with
+ * (weights_open_random). */
+cop_status engine_open_random(engine **out, const arch *a, uint64_t seed, const engine_options *o,
+                              cop_error *err);
 void engine_close(engine *e); /* jobs in flight end without events */
 
 /* Take a rollout or a score; everything in the spec is copied.  *job (may be NULL) stays valid until done()
@@ -154,6 +159,7 @@ const arch *engine_arch(const engine *e);
 const char *engine_digest(const engine *e);   /* of the weights: 32 hex digits (PROTOCOL.md "Weights") */
 const char *engine_numerics(const engine *e); /* "cop1-bf16", "cop1-f32" */
 const char *engine_isa(const engine *e);
+int engine_threads(const engine *e);
 int engine_context(const engine *e);
 bool engine_has_calculator(const engine *e); /* the model has the tool tokens and there is a tokenizer */
 
@@ -161,7 +167,13 @@ typedef struct engine_status {
     uint64_t rows, queued; /* running; samples and sequences waiting */
     uint64_t pages_total, pages_used, pages_free, pages_shared;
     uint64_t requests, samples, prompt_tokens, prefilled_tokens, sampled_tokens, forced_tokens, steps;
+    double seconds_forward; /* in forward passes, logits included */
+    double seconds_sample;  /* in drawing tokens, with their log-probabilities */
 } engine_status;
 void engine_read_status(const engine *e, engine_status *s); /* engine thread only */
+
+/* What this machine does at most, with the engine's threads and instruction set: k_measure().  No step may
+ * run. */
+cop_status engine_measure(engine *e, k_peaks *out, cop_error *err);
 
 #endif

@@ -25,7 +25,9 @@ k_draw step_draw(const live_row *r, int logits_row) {
 /* Draw for e->drawing[0 .. n) with e->draws filled, and let the rows go on. */
 void step_draw_rows(engine *e, int n, const float *logits) {
     for (int i = 0; i < n; i++) e->draws[i].kept = row_kept_room(&e->drawing[i]->row);
+    double start = clock_seconds();
     k_sample(e->k, e->drawn, e->draws, n, logits, e->a.vocab, e->a.vocab);
+    e->totals.seconds_sample += clock_seconds() - start;
     for (int i = 0; i < n; i++) {
         live_row *r = e->drawing[i];
         const k_drawn *d = &e->drawn[i];
@@ -67,8 +69,18 @@ static int add_span(engine *e, k_batch *b, int *n_spans, span_kind kind, sequenc
     return n;
 }
 
+/* Whether a sample waits for this prompt to be computed. */
+static bool is_awaited(const prompt *p) { return p->n_granted > p->n_started; }
+
+static bool rows_held(const engine *e) {
+    bool held = false;
+    for (size_t i = 0; i < e->n_prompts && e->o.hold_rows; i++) held = held || is_awaited(e->prompts[i]);
+    return held;
+}
+
 static int collect(engine *e, k_batch *b) {
     int n_spans = 0, budget = e->o.step_tokens;
+    int n_rows = rows_held(e) ? 0 : e->n_rows;
     int span_tokens = e->o.span_tokens ? e->o.span_tokens : budget;
     *b = (k_batch){.ids = e->ids,
                    .prev = e->prev,
@@ -77,12 +89,12 @@ static int collect(engine *e, k_batch *b) {
                    .pages = e->pages,
                    .page_stride = e->page_stride};
     /* A row always moves by a token; the rest of a forced span counts against the budget like prompts do. */
-    for (int i = 0; i < e->n_rows; i++) {
+    for (int i = 0; i < n_rows; i++) {
         int most = 1 + (span_tokens - 1 < budget ? span_tokens - 1 : budget);
         budget -= add_span(e, b, &n_spans, SPAN_ROW, &e->rows[i]->row.seq, e->rows[i], most) - 1;
     }
     for (size_t i = 0; i < e->n_prompts; i++) {
-        if (e->prompts[i]->n_granted == e->prompts[i]->n_started) continue; /* nobody waits for it now */
+        if (!is_awaited(e->prompts[i])) continue;
         int most = span_tokens < budget ? span_tokens : budget;
         budget -= add_span(e, b, &n_spans, SPAN_PROMPT, &e->prompts[i]->seq, e->prompts[i], most);
     }
@@ -177,14 +189,19 @@ static void advance(engine *e, int n_spans) {
 }
 
 static void run_batch(engine *e, const k_batch *b, int n_spans) {
+    double start = clock_seconds();
     forward_run(e->f, b, &e->kv);
+    e->totals.seconds_forward += clock_seconds() - start;
     e->totals.steps++;
     advance(e, n_spans);
     int n_wants = list_wants(e, n_spans);
     for (int first = 0; first < n_wants; first += MAX_LOGITS) {
         int n = n_wants - first < MAX_LOGITS ? n_wants - first : MAX_LOGITS;
         for (int i = 0; i < n; i++) e->index[i] = e->wants[first + i].token;
-        use_logits(e, e->wants + first, n, forward_logits(e->f, e->index, n));
+        start = clock_seconds();
+        const float *logits = forward_logits(e->f, e->index, n);
+        e->totals.seconds_forward += clock_seconds() - start;
+        use_logits(e, e->wants + first, n, logits);
     }
     cop_error err;
     if (k_sync(e->k, &err) != COP_OK) fail_all(e, &err);

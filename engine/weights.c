@@ -195,7 +195,7 @@ static cop_status read_all(weights *w, reader *r, const arch *a, cop_error *err)
     return COP_OK;
 }
 
-static size_t packed_bytes(const weights *w) {
+size_t weights_packed_bytes(const weights *w) {
     size_t n = k_table_bytes(w->embed) + k_matrix_bytes(w->lm_head);
     for (int i = 0; i < w->n_layers; i++) {
         const layer_weights *l = &w->layers[i];
@@ -215,22 +215,29 @@ static size_t longest_row(const checkpoint *c) {
     return longest;
 }
 
+weights *weights_new(k_ctx *k, int n_layers) {
+    weights *w = mem_zalloc(1, sizeof *w);
+    layer_weights *layers = mem_zalloc((size_t)n_layers, sizeof *layers);
+    if (!w || !layers) {
+        mem_free(w);
+        mem_free(layers);
+        return NULL;
+    }
+    *w = (weights){.k = k, .n_layers = n_layers, .layers = layers};
+    for (int i = 0; i < n_layers; i++) layers[i].resid = 1.0f;
+    return w;
+}
+
 cop_status weights_open(weights **out, k_ctx *k, checkpoint *c, cop_error *err) {
     const arch *a = checkpoint_arch(c);
     *out = NULL;
     cop_status status = COP_ENOMEM;
-    weights *w = mem_zalloc(1, sizeof *w);
+    weights *w = weights_new(k, a->n_layers);
     reader r = {.c = c, .cap = longest_row(c) > READ_ELEMENTS ? longest_row(c) : READ_ELEMENTS};
     r.raw = mem_alloc(r.cap, sizeof(double));
     r.wide = mem_alloc(r.cap, sizeof(float));
     r.hash = XXH3_createState();
-    if (w) {
-        w->k = k;
-        w->n_layers = a->n_layers;
-        w->layers = mem_zalloc((size_t)a->n_layers, sizeof *w->layers);
-    }
-    if (w && w->layers && r.raw && r.wide && r.hash) {
-        for (int i = 0; i < a->n_layers; i++) w->layers[i].resid = 1.0f;
+    if (w && r.raw && r.wide && r.hash) {
         XXH3_128bits_reset(r.hash);
         status = read_all(w, &r, a, err);
     } else {
@@ -243,7 +250,7 @@ cop_status weights_open(weights **out, k_ctx *k, checkpoint *c, cop_error *err) 
         weights_close(w);
         return status;
     }
-    w->n_bytes = packed_bytes(w);
+    w->n_bytes = weights_packed_bytes(w);
     *out = w;
     return COP_OK;
 }

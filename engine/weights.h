@@ -25,9 +25,19 @@ typedef struct weights {
     char digest[33];       /* XXH3-128 in hex: PROTOCOL "Weights" */
 } weights;
 
+/* Weights without any tensor yet, to be filled; resid 1, everything else zero.  NULL without memory. */
+weights *weights_new(k_ctx *k, int n_layers);
+size_t weights_packed_bytes(const weights *w); /* once every tensor is there */
+
 /* Read and pack every tensor of `c`.  Errors: COP_EIO (the file changed meanwhile), COP_EMODEL (a tensor
  * holds NaN or infinity), COP_ENOMEM; *out is then NULL. */
 cop_status weights_open(weights **out, k_ctx *k, checkpoint *c, cop_error *err);
 void weights_close(weights *w);
+
+/* Weights of an architecture out of nothing, for measuring speed: small pseudo-random numbers, a function of
+ * the seed, with which logits are finite and differ.  The digest is no hash: it is "random-" and the seed in
+ * hex. Errors: COP_ENOMEM (told before anything is touched if the machine lacks the memory); *out is then
+ * NULL. */
+cop_status weights_open_random(weights **out, k_ctx *k, const arch *a, uint64_t seed, cop_error *err);
 
 #endif

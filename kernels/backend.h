@@ -35,6 +35,15 @@ int k_threads(const k_ctx *k);
 /* Wait for everything enqueued; the first failure since the last call, or COP_OK. */
 cop_status k_sync(k_ctx *k, cop_error *err);
 
+/* The most that this machine does, by all threads of the backend and with its instruction set: what a step is measured
+ * against.  Takes about half a second and, for that time, a buffer much larger than the caches (at least 256 MB).
+ * Errors: COP_ENOMEM. */
+typedef struct k_peaks {
+    double bandwidth; /* bytes read from memory in a second */
+    double flops;     /* of the profile's multiply-adds in a second, each counted as 2 */
+} k_peaks;
+cop_status k_measure(k_ctx *k, k_peaks *out, cop_error *err);
+
 /* Backend memory, 64-byte aligned, untouched.  NULL if there is none.  k_free(NULL) does nothing. */
 void *k_alloc(k_ctx *k, size_t n, size_t size);
 void k_free(k_ctx *k, void *p);

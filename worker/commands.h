@@ -11,5 +11,6 @@ extern const command command_score;
 extern const command command_tokenize;
 extern const command command_detokenize;
 extern const command command_inspect;
+extern const command command_bench;
 
 #endif

@@ -4,14 +4,19 @@
 #include <stdio.h>
 #include <string.h>
 
-static cop_status open_engine(open_model *o, checkpoint *c, const model_options *m, cop_error *err) {
-    const char *path = checkpoint_tokenizer_path(c);
-    if (path) COP_TRY(tokenizer_open(&o->tokenizer, path, err), err, "open tokenizer");
+engine_options model_engine_options(const model_options *m) {
     engine_options e = engine_defaults();
     e.profile = strcmp(m->precision, "f32") ? PRECISION_BF16 : PRECISION_F32;
     e.n_threads = (int)m->threads;
     e.context = (int)m->context;
     e.kv_memory = m->kv_memory;
+    return e;
+}
+
+static cop_status open_engine(open_model *o, checkpoint *c, const model_options *m, cop_error *err) {
+    const char *path = checkpoint_tokenizer_path(c);
+    if (path) COP_TRY(tokenizer_open(&o->tokenizer, path, err), err, "open tokenizer");
+    engine_options e = model_engine_options(m);
     return engine_open(&o->engine, c, o->tokenizer, &e, err);
 }
 

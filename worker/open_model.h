@@ -10,6 +10,9 @@ typedef struct open_model {
     engine *engine;
 } open_model;
 
+/* What the options say about computing; the rest as engine_defaults(). */
+engine_options model_engine_options(const model_options *m);
+
 /* Open the model that the options name; notes about what had to be assumed go to stderr.  On failure *out is
  * zeroed. */
 cop_status open_model_init(open_model *out, const model_options *m, cop_error *err);

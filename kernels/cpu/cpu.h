@@ -72,6 +72,18 @@ typedef struct cpu_noise {
 /* The functions of math.h that have vector bodies, for tests. */
 typedef enum cpu_function { CPU_EXP, CPU_LOG, CPU_TANH, CPU_SIGMOID, CPU_GUMBEL } cpu_function;
 
+/* The bodies of k_measure: measure.c. */
+#define CPU_PROBE_BLOCK 4096 /* what is read is a multiple of it in bytes, and aligned to 64 */
+typedef struct cpu_probe {
+    /* The sum of n words, read once with the widest loads. */
+    uint32_t (*read)(const uint32_t *words, size_t n);
+    /* Independent chains of fused multiply-adds in registers, about n_rounds rounds of them; returns the
+     * arithmetic operations done (a fused one counts 2).  *sink takes part, so that nothing can be left out.
+     */
+    double (*burn)(float *sink, int n_rounds);
+} cpu_probe;
+extern const cpu_probe cpu_probe_scalar;
+
 typedef struct cpu_ops {
     /* Tiles [tile, tile_end) of rows [row, row_end). */
     void (*gemm)(const cpu_gemm *g, int tile, int tile_end, int row, int row_end);
@@ -97,6 +109,7 @@ typedef struct cpu_ops {
     int32_t (*draw)(const float *x, int n, float scale, const cpu_noise *noise);
     /* Each word, as a float or, for noise, as random bits, becomes the bits of f of it. */
     void (*map)(cpu_function f, uint32_t *words, size_t n);
+    const cpu_probe *probe;
 } cpu_ops;
 
 extern const cpu_ops cpu_ops_scalar;

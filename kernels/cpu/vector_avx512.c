@@ -5,9 +5,12 @@
 #include "kernels/cpu/simd_avx512.h"
 #include "kernels/cpu/vector_simd.h"
 
-static const cpu_ops table = {.gemm = cpu_gemm_avx512, .attention = cpu_attention_avx512, VECTOR_OPS};
-static const cpu_ops table_bf16 = {
-    .gemm = cpu_gemm_avx512bf16, .attention = cpu_attention_avx512, VECTOR_OPS};
+static const cpu_ops table = {
+    .gemm = cpu_gemm_avx512, .attention = cpu_attention_avx512, VECTOR_OPS, .probe = &cpu_probe_avx512};
+static const cpu_ops table_bf16 = {.gemm = cpu_gemm_avx512bf16,
+                                   .attention = cpu_attention_avx512,
+                                   VECTOR_OPS,
+                                   .probe = &cpu_probe_avx512bf16};
 
 const cpu_ops *cpu_ops_avx512(void) { return &table; }
 const cpu_ops *cpu_ops_avx512bf16(void) { return &table_bf16; }

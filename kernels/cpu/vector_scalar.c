@@ -122,4 +122,5 @@ const cpu_ops cpu_ops_scalar = {
     .exp_sum = cpu_exp_sum_scalar,
     .draw = cpu_draw_scalar,
     .map = cpu_map_scalar,
+    .probe = &cpu_probe_scalar,
 };
