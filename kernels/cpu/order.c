@@ -4,6 +4,7 @@
 #include "kernels/cpu/math.h"
 
 #include <assert.h>
+#include <stdbool.h>
 
 uint64_t order_pack(float z, int32_t id) {
     uint32_t u = cop_bits(z + 0.0f); /* -0 becomes +0 */
@@ -12,6 +13,11 @@ uint64_t order_pack(float z, int32_t id) {
 }
 
 static unsigned digit(uint64_t packed, int shift) { return (unsigned)(packed >> (32 + shift)) & 0xffu; }
+
+/* Whether the digits above `shift` are those of `prefix`. */
+static bool shares_prefix(uint64_t packed, uint32_t prefix, int shift) {
+    return shift == 24 || (uint32_t)(packed >> 32) >> (shift + 8) == prefix >> (shift + 8);
+}
 
 void order_select(uint64_t *items, int n, int k) {
     assert(k >= 0 && k <= n);
@@ -22,8 +28,7 @@ void order_select(uint64_t *items, int n, int k) {
     for (int shift = 24; shift >= 0; shift -= 8) {
         int counts[256] = {0};
         for (int i = 0; i < n; i++)
-            if (shift == 24 || (uint32_t)(items[i] >> 32) >> (shift + 8) == prefix >> (shift + 8))
-                counts[digit(items[i], shift)]++;
+            if (shares_prefix(items[i], prefix, shift)) counts[digit(items[i], shift)]++;
         unsigned d = 0;
         for (; counts[d] < want; d++) want -= counts[d];
         prefix |= d << shift;
@@ -36,6 +41,28 @@ void order_select(uint64_t *items, int n, int k) {
         items[kept++] = items[i];
     }
     assert(kept == k);
+}
+
+uint64_t order_reach(const uint64_t *items, const uint64_t *weights, int n, double share) {
+    assert(share > 0.0);
+    /* As above with sums for counts.  `sum` is that of all better ranks than `prefix`, and below the share. */
+    uint32_t prefix = 0;
+    uint64_t sum = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        uint64_t sums[256] = {0};
+        for (int i = 0; i < n; i++)
+            if (shares_prefix(items[i], prefix, shift)) sums[digit(items[i], shift)] += weights[i];
+        unsigned d = 0;
+        for (; d < 255 && (double)(sum + sums[d]) < share; d++) sum += sums[d];
+        prefix |= d << shift;
+    }
+    uint64_t last = 0;
+    for (int i = 0; i < n && (double)sum < share; i++) {
+        if ((uint32_t)(items[i] >> 32) != prefix) continue;
+        sum += weights[i];
+        last = items[i];
+    }
+    return last;
 }
 
 void order_sort(uint64_t *items, uint64_t *spare, int n) {

@@ -14,6 +14,10 @@ static inline int32_t order_id(uint64_t packed) { return (int32_t)(packed & 0xff
  */
 void order_select(uint64_t *items, int n, int k);
 
+/* The last of the shortest run of the order whose weights [n] add up to `share` (as a double) or more.
+ * Items [n] stand in order of id; 0 < share <= the sum of all. */
+uint64_t order_reach(const uint64_t *items, const uint64_t *weights, int n, double share);
+
 /* Sort items [n], which stand in order of id, best first.  spare: [n]. */
 void order_sort(uint64_t *items, uint64_t *spare, int n);
 

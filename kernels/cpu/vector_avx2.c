@@ -97,6 +97,28 @@ static bool max(float *greatest, const float *x, int n) {
     return cpu_max_scalar(greatest, last, count);
 }
 
+static float greatest_lane(__m256 x) {
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_shuffle_ps(four, four, 1)));
+}
+
+static bool block_max(float *out, const float *x, int n) {
+    __m256 nan = _mm256_setzero_ps();
+    int i = 0;
+    for (; i + CPU_MAX_BLOCK <= n; i += CPU_MAX_BLOCK) {
+        __m256 best = _mm256_loadu_ps(x + i);
+        nan = _mm256_or_ps(nan, _mm256_cmp_ps(best, best, _CMP_UNORD_Q));
+        for (int j = 8; j < CPU_MAX_BLOCK; j += 8) {
+            __m256 v = _mm256_loadu_ps(x + i + j);
+            nan = _mm256_or_ps(nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+            best = _mm256_max_ps(best, v);
+        }
+        *out++ = greatest_lane(best);
+    }
+    return !_mm256_movemask_ps(nan) && cpu_block_max_scalar(out, x + i, n - i);
+}
+
 static float exp_sum(const float *x, int n, float factor, float greatest) {
     float sum = 0.0f;
     for (int first = 0; first < n; first += CPU_SOFTMAX_TILE) {
@@ -117,6 +139,31 @@ static float exp_sum(const float *x, int n, float factor, float greatest) {
         sum = sum + cpu_lane_tree(lanes);
     }
     return sum;
+}
+
+/* A weight w times 2^40 is taken apart into whole multiples of 2^24, at most 2^16, and the rest below 2^24: both are
+ * exact, since w has 24 bits and scaling by a power of two rounds nothing.  A lane adds up 128 of each per tile, so
+ * neither sum leaves 32 bits. */
+static uint64_t fixed_sum(const float *x, int n, float factor, float greatest) {
+    uint64_t sum = 0;
+    int i = 0;
+    while (i + 8 <= n) {
+        int end = n - i < CPU_SOFTMAX_TILE ? n : i + CPU_SOFTMAX_TILE;
+        __m256i high = _mm256_setzero_si256(), low = high;
+        for (; i + 8 <= end; i += 8) {
+            __m256 y = _mm256_mul_ps(_mm256_loadu_ps(x + i), V_SET(factor));
+            __m256 w = _mm256_mul_ps(v_exp(_mm256_sub_ps(y, V_SET(greatest))), V_SET(0x1p16f));
+            __m256i whole = _mm256_cvttps_epi32(w);
+            __m256 rest = _mm256_mul_ps(_mm256_sub_ps(w, _mm256_cvtepi32_ps(whole)), V_SET(0x1p24f));
+            high = _mm256_add_epi32(high, whole);
+            low = _mm256_add_epi32(low, _mm256_cvttps_epi32(rest));
+        }
+        uint32_t highs[8], lows[8];
+        _mm256_storeu_si256((__m256i *)highs, high);
+        _mm256_storeu_si256((__m256i *)lows, low);
+        for (int j = 0; j < 8; j++) sum += ((uint64_t)highs[j] << 24) + lows[j];
+    }
+    return sum + cpu_fixed_sum_scalar(x + i, n - i, factor, greatest);
 }
 
 /* The random words of ids [id, id + 32), eight ids to a vector, in order.  id % 4 == 0. */
@@ -195,7 +242,9 @@ static const cpu_ops table = {
     .rotate = rotate,
     .softcap = softcap,
     .max = max,
+    .block_max = block_max,
     .exp_sum = exp_sum,
+    .fixed_sum = fixed_sum,
     .draw = draw,
     .map = map,
 };
