@@ -14,10 +14,10 @@ uint64_t order_pack(float z, int32_t id) {
 
 static unsigned digit(uint64_t packed, int shift) { return (unsigned)(packed >> (32 + shift)) & 0xffu; }
 
-/* Whether the digits above `shift` are those of `prefix`. */
-static bool shares_prefix(uint64_t packed, uint32_t prefix, int shift) {
-    return shift == 24 || (uint32_t)(packed >> 32) >> (shift + 8) == prefix >> (shift + 8);
-}
+static uint32_t rank_of(uint64_t packed) { return (uint32_t)(packed >> 32); }
+
+/* The digits above the one at `shift`. */
+static uint32_t above(int shift) { return shift == 24 ? 0 : UINT32_MAX << (shift + 8); }
 
 void order_select(uint64_t *items, int n, int k) {
     assert(k >= 0 && k <= n);
@@ -27,15 +27,15 @@ void order_select(uint64_t *items, int n, int k) {
     int want = k;
     for (int shift = 24; shift >= 0; shift -= 8) {
         int counts[256] = {0};
-        for (int i = 0; i < n; i++)
-            if (shares_prefix(items[i], prefix, shift)) counts[digit(items[i], shift)]++;
+        uint32_t mask = above(shift);
+        for (int i = 0; i < n; i++) counts[digit(items[i], shift)] += (rank_of(items[i]) & mask) == prefix;
         unsigned d = 0;
         for (; counts[d] < want; d++) want -= counts[d];
         prefix |= d << shift;
     }
     int kept = 0;
     for (int i = 0; i < n; i++) {
-        uint32_t rank = (uint32_t)(items[i] >> 32);
+        uint32_t rank = rank_of(items[i]);
         if (rank > prefix || (rank == prefix && want == 0)) continue;
         want -= rank == prefix;
         items[kept++] = items[i];
@@ -50,15 +50,16 @@ uint64_t order_reach(const uint64_t *items, const uint64_t *weights, int n, doub
     uint64_t sum = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
         uint64_t sums[256] = {0};
+        uint32_t mask = above(shift);
         for (int i = 0; i < n; i++)
-            if (shares_prefix(items[i], prefix, shift)) sums[digit(items[i], shift)] += weights[i];
+            sums[digit(items[i], shift)] += (rank_of(items[i]) & mask) == prefix ? weights[i] : 0;
         unsigned d = 0;
         for (; d < 255 && (double)(sum + sums[d]) < share; d++) sum += sums[d];
         prefix |= d << shift;
     }
     uint64_t last = 0;
     for (int i = 0; i < n && (double)sum < share; i++) {
-        if ((uint32_t)(items[i] >> 32) != prefix) continue;
+        if (rank_of(items[i]) != prefix) continue;
         sum += weights[i];
         last = items[i];
     }

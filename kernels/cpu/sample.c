@@ -2,8 +2,8 @@
  *
  * One draw, in the order of PROTOCOL.md:
  *   absent ids out -> top_k -> weights w = exp(y - max) in 2^-40 fixed point -> top_p -> min_p -> noise and argmax
- * Where nothing is cut, sum and noise run over the vocabulary; where something is, over the ids that are kept, in
- * order of id.  Those that are dropped would add +0 to the sum and win no argmax, so the bits are the same. */
+ * Sum and noise run over the vocabulary, with -inf at ids that are dropped: those add +0 to the sum and win no
+ * argmax.  Where few are kept, running over these in order of id therefore gives the same bits. */
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/order.h"
 #include "kernels/cpu/scalar.h"
@@ -11,6 +11,8 @@
 
 #include <assert.h>
 #include <string.h>
+
+#define SPARSE 8 /* walk over the kept ids alone if they are at most the 8th part: each costs more so */
 
 /* log-softmax at `value`, both already scaled by the temperature.  Adding 0 makes -0 a +0: which zero the maximum is
  * depends on the instruction set. */
@@ -55,6 +57,18 @@ static int32_t first_best(const cpu_row *r) {
     for (int b = 0; r->blocks[b] != r->max; b++) id += CPU_MAX_BLOCK;
     while (r->z[id] != r->max) id++;
     return id;
+}
+
+/* Let the row be a copy of itself in which all but the n kept ids are -inf. */
+static void mask_dropped(cpu_row *r, cpu_scratch *s, int n) {
+    int32_t id = 0;
+    for (int i = 0; i < n; i++) {
+        int32_t kept = order_id(s->order[i]);
+        while (id < kept) s->masked[id++] = -INFINITY;
+        s->masked[id++] = r->z[kept];
+    }
+    while (id < r->n) s->masked[id++] = -INFINITY;
+    r->z = s->masked;
 }
 
 /* Rule 7 over kept ids alone. */
@@ -117,23 +131,23 @@ static void draw_one(const job *j, const k_draw *d, k_drawn *out, cpu_scratch *s
     if (d->n_absent > 0 && !mask_absent(&r, ops, d, s)) return; /* nothing is left */
 
     float model_sum = d->want_model ? ops->exp_sum(whole.z, whole.n, 1.0f, whole.max) : 0.0f;
-    float max = r.max * d->inv_temp, sum;
+    float max = r.max * d->inv_temp, sum = 1.0f;
+    int n = whole.n;
     if (d->inv_temp == 0.0f) {
         out->token = first_best(&r);
         s->order[0] = order_pack(r.max, out->token);
-        list_kept(d, out, s, 1);
-        sum = 1.0f;
-    } else if (truncates(d)) {
-        int n = truncate_row(j->k, d, &r, s);
+        n = 1;
+    } else if (truncates(d) && (n = truncate_row(j->k, d, &r, s)) <= r.n / SPARSE) {
         out->token = draw_kept(ops, d, &r, s, n);
         sum = sum_kept(s, n);
-        list_kept(d, out, s, n);
     } else {
+        if (n < r.n) mask_dropped(&r, s, n);
         cpu_noise noise = {{d->key[0], d->key[1]}, d->index, d->sample, d->prompt_hash};
-        bool one_sum = d->want_model && d->n_absent == 0 && d->inv_temp == 1.0f; /* the model's own distribution */
+        bool one_sum = d->want_model && r.z == whole.z && d->inv_temp == 1.0f; /* the model's own distribution */
         out->token = ops->draw(r.z, r.n, d->inv_temp, &noise);
         sum = one_sum ? model_sum : ops->exp_sum(r.z, r.n, d->inv_temp, max);
     }
+    list_kept(d, out, s, n);
     out->logprob = log_probability(r.z[out->token] * d->inv_temp, max, sum);
     out->model_logprob = d->want_model ? log_probability(r.z[out->token], whole.max, model_sum) : 1.0f;
 }

@@ -21,8 +21,10 @@ static int list(const cpu_row *r, const bar *b, uint64_t *items) {
     for (int32_t first = 0; first < r->n; first += CPU_MAX_BLOCK) {
         if (!reaches(r->blocks[first / CPU_MAX_BLOCK], b)) continue;
         int32_t end = r->n - first < CPU_MAX_BLOCK ? r->n : first + CPU_MAX_BLOCK;
-        for (int32_t id = first; id < end; id++)
-            if (reaches(r->z[id], b)) items[n++] = order_pack(r->z[id], id);
+        for (int32_t id = first; id < end; id++) { /* no branch that a flat row could mislead */
+            items[n] = order_pack(r->z[id], id);
+            n += reaches(r->z[id], b);
+        }
     }
     return n;
 }
@@ -56,7 +58,7 @@ void truncate_best(const cpu_row *r, int count, cpu_scratch *s) {
 
 /* ---- top_p and min_p. */
 
-static uint64_t fixed(float weight) { return (uint64_t)((double)weight * CPU_FIXED_ONE); }
+static uint64_t fixed(float weight) { return (uint64_t)(int64_t)((double)weight * CPU_FIXED_ONE); }
 
 /* A bar that every id with a weight from `least` on reaches.  The margin covers the errors of exp and log many times. */
 static bar weight_bar(float scale, float max, double least) {
@@ -74,55 +76,71 @@ static bar nucleus_bar(const cpu_row *r, float scale, float max, uint64_t total,
 }
 
 static void weigh(const k_ctx *k, const cpu_row *r, float scale, float max, cpu_scratch *s, int n) {
-    for (int i = 0; i < n; i++) s->weights[i] = r->z[order_id(s->order[i])] * scale - max;
-    k->ops->map(CPU_EXP, (uint32_t *)s->weights, (size_t)n);
+    const uint64_t *items = s->order;
+    float *weights = s->weights;
+    for (int i = 0; i < n; i++) weights[i] = r->z[order_id(items[i])] * scale - max;
+    k->ops->map(CPU_EXP, (uint32_t *)weights, (size_t)n);
 }
 
 /* Of n candidates keep the run that reaches the share. */
 static int keep_nucleus(cpu_scratch *s, int n, double share) {
-    uint64_t last = order_reach(s->order, s->spare, n, share);
+    uint64_t *items = s->order, last = order_reach(items, s->spare, n, share);
+    float *weights = s->weights;
     int kept = 0;
     for (int i = 0; i < n; i++) {
-        if (s->order[i] > last) continue;
-        s->order[kept] = s->order[i];
-        s->weights[kept++] = s->weights[i];
+        bool keep = items[i] <= last;
+        items[kept] = items[i];
+        weights[kept] = weights[i];
+        kept += keep;
     }
     return kept;
 }
 
 /* The best weight is exp(0), exactly CPU_FIXED_ONE. */
 static int keep_min_p(cpu_scratch *s, int n, double min_p) {
+    uint64_t *items = s->order;
+    float *weights = s->weights;
     int kept = 0;
     for (int i = 0; i < n; i++) {
-        if ((double)fixed(s->weights[i]) < min_p * CPU_FIXED_ONE) continue;
-        s->order[kept] = s->order[i];
-        s->weights[kept++] = s->weights[i];
+        bool keep = (double)fixed(weights[i]) >= min_p * CPU_FIXED_ONE;
+        items[kept] = items[i];
+        weights[kept] = weights[i];
+        kept += keep;
     }
     return kept;
 }
 
+/* The weights in fixed point, into s->spare; their sum. */
+static uint64_t fix(cpu_scratch *s, int n) {
+    const float *weights = s->weights;
+    uint64_t *out = s->spare, sum = 0;
+    for (int i = 0; i < n; i++) sum += out[i] = fixed(weights[i]);
+    return sum;
+}
+
+/* List the candidates of a draw; where they do not hold every weight, `total` becomes the sum of all. */
+static int list_candidates(const k_ctx *k, const k_draw *d, const cpu_row *r, float max, uint64_t *total,
+                           cpu_scratch *s) {
+    if (d->top_k > 0) return list_best(r, d->top_k, -FLT_MAX, s);
+    bar b;
+    if (d->top_p < 1.0) {
+        *total = k->ops->fixed_sum(r->z, r->n, d->inv_temp, max);
+        b = nucleus_bar(r, d->inv_temp, max, *total, share_of(d->top_p, *total));
+    } else {
+        b = weight_bar(d->inv_temp, max, fmax(d->min_p, 0.5 / CPU_FIXED_ONE));
+    }
+    return list(r, &b, s->order);
+}
+
 int truncate_row(const k_ctx *k, const k_draw *d, const cpu_row *r, cpu_scratch *s) {
     assert(truncates(d) && d->min_p <= 1.0);
-    float scale = d->inv_temp, max = r->max * scale;
-    bool nucleus = d->top_p < 1.0;
+    float max = r->max * d->inv_temp;
     uint64_t total = 0;
-    int n;
-    if (d->top_k > 0) {
-        n = list_best(r, d->top_k, -FLT_MAX, s);
-    } else if (nucleus) {
-        total = k->ops->fixed_sum(r->z, r->n, scale, max);
-        bar b = nucleus_bar(r, scale, max, total, share_of(d->top_p, total));
-        n = list(r, &b, s->order);
-    } else {
-        bar b = weight_bar(scale, max, fmax(d->min_p, 0.5 / CPU_FIXED_ONE));
-        n = list(r, &b, s->order);
-    }
-    weigh(k, r, scale, max, s, n);
-    if (nucleus) {
-        for (int i = 0; i < n; i++) s->spare[i] = fixed(s->weights[i]);
-        if (d->top_k > 0)
-            for (int i = 0; i < n; i++) total += s->spare[i];
-        n = keep_nucleus(s, n, share_of(d->top_p, total));
+    int n = list_candidates(k, d, r, max, &total, s);
+    weigh(k, r, d->inv_temp, max, s, n);
+    if (d->top_p < 1.0) {
+        uint64_t listed = fix(s, n);
+        n = keep_nucleus(s, n, share_of(d->top_p, total ? total : listed));
     }
     return d->min_p > 0.0 ? keep_min_p(s, n, d->min_p) : n;
 }

@@ -182,15 +182,34 @@ static void noise_words(__m256i words[4], int32_t id, const cpu_noise *noise) {
     words[3] = _mm256_permute2x128_si256(s26, s37, 0x31);
 }
 
-/* Each lane keeps its first best; the best of the lanes is the lowest id of the greatest score. */
+#define NOISE_MAX 23.0f /* more than cop_gumbel ever gives */
+
+/* Whether one of 32 words can give a score above `bar`, where no lane's logits exceed `x`: score > bar needs noise
+ * g > -a with a = x * factor - bar.  As g = -ln E with E = -ln u >= 1 - u, it needs 1 - u < e^a; 1 - u is the
+ * complement of a word.  The margin covers every rounding, those of g included, a hundred times over. */
+static bool can_beat(const __m256i words[4], __m256 a) {
+    __m256i most = _mm256_max_epu32(_mm256_max_epu32(words[0], words[1]), _mm256_max_epu32(words[2], words[3]));
+    __m256 rest = _mm256_mul_ps(v_unsigned(_mm256_xor_si256(most, _mm256_set1_epi32(-1))), V_SET(0x1p-32f));
+    __m256 chance = _mm256_mul_ps(v_exp(a), V_SET(1.001f));
+    return _mm256_movemask_ps(_mm256_cmp_ps(rest, chance, _CMP_LE_OQ)) != 0;
+}
+
+/* Each lane keeps its first best; the best of the lanes is the lowest id of the greatest score.  32 ids that cannot
+ * beat the best so far, all of lower ids, are passed over. */
 static int32_t draw(const float *x, int n, float factor, const cpu_noise *noise) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     __m256 best = V_SET(-INFINITY);
     __m256i best_id = _mm256_setzero_si256();
+    float bar = -INFINITY;
     int32_t i = 0;
     for (; i + 32 <= n; i += 32) {
+        __m256 most = _mm256_max_ps(_mm256_max_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(x + i + 8)),
+                                    _mm256_max_ps(_mm256_loadu_ps(x + i + 16), _mm256_loadu_ps(x + i + 24)));
+        __m256 a = V_FMA(most, V_SET(factor), V_SET(-bar));
+        if (!_mm256_movemask_ps(_mm256_cmp_ps(a, V_SET(-NOISE_MAX), _CMP_GT_OQ))) continue;
         __m256i words[4];
         noise_words(words, i, noise);
+        if (!can_beat(words, a)) continue;
         for (int j = 0; j < 4; j++) {
             __m256 score = V_FMA(_mm256_loadu_ps(x + i + 8 * j), V_SET(factor), v_gumbel(words[j]));
             __m256 better = _mm256_cmp_ps(score, best, _CMP_GT_OQ);
@@ -198,6 +217,7 @@ static int32_t draw(const float *x, int n, float factor, const cpu_noise *noise)
             best = _mm256_blendv_ps(best, score, better);
             best_id = _mm256_blendv_epi8(best_id, id, _mm256_castps_si256(better));
         }
+        bar = greatest_lane(best);
     }
     float scores[8];
     int32_t ids[8];
