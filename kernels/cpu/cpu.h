@@ -14,7 +14,7 @@
 #define CPU_LANES 16       /* rules 3 and 7: partial sums of a row */
 #define CPU_NORM_BLOCK 4096
 #define CPU_SOFTMAX_TILE 1024
-#define CPU_MAX_BLOCK 32    /* logits whose greatest is noted: draws look only into blocks that matter */
+#define CPU_MAX_BLOCK 32     /* logits whose greatest is noted: draws look only into blocks that matter */
 #define CPU_FIXED_ONE 0x1p40 /* the weight 1 in the fixed point of top_p and min_p */
 
 /* Packed weights, zero beyond n_out and n_in:
@@ -95,7 +95,8 @@ typedef struct cpu_ops {
     bool (*block_max)(float *max, const float *x, int n);
     /* The sum over i of exp(fp32(x[i] * scale) - max), rule 7. */
     float (*exp_sum)(const float *x, int n, float scale, float max);
-    /* The same sum with each term cut to a multiple of 1 / CPU_FIXED_ONE, in that unit.  No term exceeds 1. */
+    /* The same sum with each term cut to a multiple of 1 / CPU_FIXED_ONE, in that unit.  No term exceeds 1.
+     */
     uint64_t (*fixed_sum)(const float *x, int n, float scale, float max);
     /* The i with the greatest fma(x[i], scale, noise of i); the lowest on ties. */
     int32_t (*draw)(const float *x, int n, float scale, const cpu_noise *noise);

@@ -1,9 +1,11 @@
 /* Drawing and scoring tokens.
  *
  * One draw, in the order of PROTOCOL.md:
- *   absent ids out -> top_k -> weights w = exp(y - max) in 2^-40 fixed point -> top_p -> min_p -> noise and argmax
- * Sum and noise run over the vocabulary, with -inf at ids that are dropped: those add +0 to the sum and win no
- * argmax.  Where few are kept, running over these in order of id therefore gives the same bits. */
+ *   absent ids out -> top_k -> weights w = exp(y - max) in 2^-40 fixed point -> top_p -> min_p -> noise
+ *
+ * The token is the argmax over logits and noise.  Sum and noise run over the vocabulary, with -inf at ids
+ * that are dropped: those add +0 to the sum and win no argmax.  Where few are kept, running over these in
+ * order of id therefore gives the same bits. */
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/order.h"
 #include "kernels/cpu/scalar.h"
@@ -14,8 +16,8 @@
 
 #define SPARSE 8 /* walk over the kept ids alone if they are at most the 8th part: each costs more so */
 
-/* log-softmax at `value`, both already scaled by the temperature.  Adding 0 makes -0 a +0: which zero the maximum is
- * depends on the instruction set. */
+/* log-softmax at `value`, both already scaled by the temperature.  Adding 0 makes -0 a +0: which zero the
+ * maximum is depends on the instruction set. */
 static float log_probability(float value, float max, float sum) {
     return (value - max) - cop_log(sum) + 0.0f;
 }
@@ -133,7 +135,7 @@ static void draw_one(const job *j, const k_draw *d, k_drawn *out, cpu_scratch *s
     float model_sum = d->want_model ? ops->exp_sum(whole.z, whole.n, 1.0f, whole.max) : 0.0f;
     float max = r.max * d->inv_temp, sum = 1.0f;
     int n = whole.n;
-    if (d->inv_temp == 0.0f) {
+    if (d->inv_temp == 0.0f) { /* all is on one id */
         out->token = first_best(&r);
         s->order[0] = order_pack(r.max, out->token);
         n = 1;
@@ -143,9 +145,9 @@ static void draw_one(const job *j, const k_draw *d, k_drawn *out, cpu_scratch *s
     } else {
         if (n < r.n) mask_dropped(&r, s, n);
         cpu_noise noise = {{d->key[0], d->key[1]}, d->index, d->sample, d->prompt_hash};
-        bool one_sum = d->want_model && r.z == whole.z && d->inv_temp == 1.0f; /* the model's own distribution */
+        bool as_model = d->want_model && r.z == whole.z && d->inv_temp == 1.0f; /* one sum serves both */
         out->token = ops->draw(r.z, r.n, d->inv_temp, &noise);
-        sum = one_sum ? model_sum : ops->exp_sum(r.z, r.n, d->inv_temp, max);
+        sum = as_model ? model_sum : ops->exp_sum(r.z, r.n, d->inv_temp, max);
     }
     list_kept(d, out, s, n);
     out->logprob = log_probability(r.z[out->token] * d->inv_temp, max, sum);

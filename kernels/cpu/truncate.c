@@ -1,6 +1,6 @@
-/* A draw first lists candidates: a superset of what is kept that is closed upwards in the order, found by a bar that
- * the logits must reach.  Whole blocks below the bar are passed over.  Then the candidates are cut down exactly, by
- * integers alone: no order of summation enters what is kept. */
+/* A draw first lists candidates: a superset of what is kept that is closed upwards in the order, found by a
+ * bar that the logits must reach.  Whole blocks below the bar are passed over.  Then the candidates are cut
+ * down exactly, by integers alone: no order of summation enters what is kept. */
 #include "kernels/cpu/truncate.h"
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/order.h"
@@ -8,22 +8,23 @@
 #include <assert.h>
 #include <float.h>
 
-/* Logits reach a bar if fp32(z * scale) - max >= least.  As fp32 operations are monotone, a block holds one that does
- * exactly if its greatest does. */
+/* Logits reach a bar if fp32(z * scale) - max >= least.  As fp32 operations are monotone, a block holds one
+ * that does exactly if its greatest does. */
 typedef struct bar {
     float scale, max, least;
 } bar;
 
-static bool reaches(float z, const bar *b) { return z * b->scale - b->max >= b->least; }
+static bool reaches(float z, bar b) { return z * b.scale - b.max >= b.least; }
 
-static int list(const cpu_row *r, const bar *b, uint64_t *items) {
+static int list(const cpu_row *r, bar b, uint64_t *items) {
+    const float *z = r->z;
     int n = 0;
     for (int32_t first = 0; first < r->n; first += CPU_MAX_BLOCK) {
         if (!reaches(r->blocks[first / CPU_MAX_BLOCK], b)) continue;
         int32_t end = r->n - first < CPU_MAX_BLOCK ? r->n : first + CPU_MAX_BLOCK;
         for (int32_t id = first; id < end; id++) { /* no branch that a flat row could mislead */
-            items[n] = order_pack(r->z[id], id);
-            n += reaches(r->z[id], b);
+            items[n] = order_pack(z[id], id);
+            n += reaches(z[id], b);
         }
     }
     return n;
@@ -31,7 +32,8 @@ static int list(const cpu_row *r, const bar *b, uint64_t *items) {
 
 /* ---- top_k. */
 
-/* The count-th greatest of the blocks' maxima: as many values reach it.  -inf where there are fewer blocks. */
+/* The count-th greatest of the blocks' maxima: as many values reach it.  -inf where there are fewer blocks.
+ */
 static float block_bar(const cpu_row *r, int count, uint64_t *items) {
     int n_blocks = (r->n + CPU_MAX_BLOCK - 1) / CPU_MAX_BLOCK;
     if (count > n_blocks) return -INFINITY;
@@ -45,7 +47,7 @@ static float block_bar(const cpu_row *r, int count, uint64_t *items) {
 /* The `count` best of the values from `least` on; returns how many there are. */
 static int list_best(const cpu_row *r, int count, float least, cpu_scratch *s) {
     bar b = {1.0f, 0.0f, fmaxf(least, block_bar(r, count, s->order))};
-    int n = list(r, &b, s->order);
+    int n = list(r, b, s->order);
     if (n <= count) return n;
     order_select(s->order, n, count);
     return count;
@@ -60,7 +62,8 @@ void truncate_best(const cpu_row *r, int count, cpu_scratch *s) {
 
 static uint64_t fixed(float weight) { return (uint64_t)(int64_t)((double)weight * CPU_FIXED_ONE); }
 
-/* A bar that every id with a weight from `least` on reaches.  The margin covers the errors of exp and log many times. */
+/* A bar that every id with a weight from `least` on reaches.  The margin covers the errors of exp and log
+ * many times. */
 static bar weight_bar(float scale, float max, double least) {
     return (bar){scale, max, cop_log((float)least) - 0.01f};
 }
@@ -68,8 +71,8 @@ static bar weight_bar(float scale, float max, double least) {
 /* The weights that top_p has to reach; at least one id is kept, whose weight is CPU_FIXED_ONE. */
 static double share_of(double top_p, uint64_t total) { return fmax(top_p * (double)total, 1.0); }
 
-/* All n ids below half of the n-th part of what is not in the share cannot make up the difference: the nucleus lies
- * above.  Weights below half a unit are 0. */
+/* All n ids below half of the n-th part of what is not in the share cannot make up the difference: the
+ * nucleus lies above.  Weights below half a unit are 0. */
 static bar nucleus_bar(const cpu_row *r, float scale, float max, uint64_t total, double share) {
     double least = fmax(((double)total - share) / (2.0 * r->n), 0.5);
     return weight_bar(scale, max, least / CPU_FIXED_ONE);
@@ -129,7 +132,7 @@ static int list_candidates(const k_ctx *k, const k_draw *d, const cpu_row *r, fl
     } else {
         b = weight_bar(d->inv_temp, max, fmax(d->min_p, 0.5 / CPU_FIXED_ONE));
     }
-    return list(r, &b, s->order);
+    return list(r, b, s->order);
 }
 
 int truncate_row(const k_ctx *k, const k_draw *d, const cpu_row *r, cpu_scratch *s) {

@@ -1,5 +1,5 @@
-/* Which ids a draw keeps (PROTOCOL.md "Truncation"), without a pass over the vocabulary where one over the maxima of
- * its blocks tells enough. */
+/* Which ids a draw keeps (PROTOCOL.md "Truncation"), without a pass over the vocabulary where one over the
+ * maxima of its blocks tells enough. */
 #ifndef COP_CPU_TRUNCATE_H
 #define COP_CPU_TRUNCATE_H
 
@@ -18,8 +18,8 @@ void truncate_best(const cpu_row *r, int count, cpu_scratch *s);
 
 static inline bool truncates(const k_draw *d) { return d->top_k > 0 || d->top_p < 1.0 || d->min_p > 0.0; }
 
-/* Bring the ids that the draw keeps into s->order, in order of id, and exp(y - max) of each into s->weights.  Returns
- * how many, at least 1.  Uses s->spare. */
+/* Bring the ids that the draw keeps into s->order, in order of id, and exp(y - max) of each into s->weights.
+ * Returns how many, at least 1.  Uses s->spare. */
 int truncate_row(const k_ctx *k, const k_draw *d, const cpu_row *r, cpu_scratch *s);
 
 #endif

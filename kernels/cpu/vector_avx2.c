@@ -141,9 +141,9 @@ static float exp_sum(const float *x, int n, float factor, float greatest) {
     return sum;
 }
 
-/* A weight w times 2^40 is taken apart into whole multiples of 2^24, at most 2^16, and the rest below 2^24: both are
- * exact, since w has 24 bits and scaling by a power of two rounds nothing.  A lane adds up 128 of each per tile, so
- * neither sum leaves 32 bits. */
+/* A weight w times 2^40 is taken apart into whole multiples of 2^24, at most 2^16, and the rest below 2^24:
+ * both are exact, since w has 24 bits and scaling by a power of two rounds nothing.  A lane adds up 128 of
+ * each per tile, so neither sum leaves 32 bits. */
 static uint64_t fixed_sum(const float *x, int n, float factor, float greatest) {
     uint64_t sum = 0;
     int i = 0;
@@ -184,18 +184,20 @@ static void noise_words(__m256i words[4], int32_t id, const cpu_noise *noise) {
 
 #define NOISE_MAX 23.0f /* more than cop_gumbel ever gives */
 
-/* Whether one of 32 words can give a score above `bar`, where no lane's logits exceed `x`: score > bar needs noise
- * g > -a with a = x * factor - bar.  As g = -ln E with E = -ln u >= 1 - u, it needs 1 - u < e^a; 1 - u is the
- * complement of a word.  The margin covers every rounding, those of g included, a hundred times over. */
+/* Whether one of 32 words can give a score above `bar`, where no lane's logits exceed `x`: score > bar needs
+ * noise g > -a with a = x * factor - bar.  As g = -ln E with E = -ln u >= 1 - u, it needs 1 - u < e^a; 1 - u
+ * is the complement of a word.  The margin covers every rounding, those of g included, a hundred times over.
+ */
 static bool can_beat(const __m256i words[4], __m256 a) {
-    __m256i most = _mm256_max_epu32(_mm256_max_epu32(words[0], words[1]), _mm256_max_epu32(words[2], words[3]));
+    __m256i most =
+        _mm256_max_epu32(_mm256_max_epu32(words[0], words[1]), _mm256_max_epu32(words[2], words[3]));
     __m256 rest = _mm256_mul_ps(v_unsigned(_mm256_xor_si256(most, _mm256_set1_epi32(-1))), V_SET(0x1p-32f));
     __m256 chance = _mm256_mul_ps(v_exp(a), V_SET(1.001f));
     return _mm256_movemask_ps(_mm256_cmp_ps(rest, chance, _CMP_LE_OQ)) != 0;
 }
 
-/* Each lane keeps its first best; the best of the lanes is the lowest id of the greatest score.  32 ids that cannot
- * beat the best so far, all of lower ids, are passed over. */
+/* Each lane keeps its first best; the best of the lanes is the lowest id of the greatest score.  32 ids that
+ * cannot beat the best so far, all of lower ids, are passed over. */
 static int32_t draw(const float *x, int n, float factor, const cpu_noise *noise) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     __m256 best = V_SET(-INFINITY);
