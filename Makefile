@@ -2,7 +2,7 @@
 # Knobs: V=1 shows commands, SANITIZE=address,undefined builds a flavour of its own, CC=clang, PREFIX=.
 
 comma   := ,
-FLAVOUR := $(if $(SANITIZE),$(subst $(comma),-,$(SANITIZE)),release)
+FLAVOUR := $(if $(SANITIZE),$(subst $(comma),-,$(SANITIZE)),release)$(if $(EMULATE),-emulate)
 B       := build/$(FLAVOUR)
 Q       := $(if $(V),,@)
 JOBS    := $(shell nproc 2>/dev/null || echo 1)
@@ -13,7 +13,7 @@ CFLAGS  ?= -O2 -g
 # -ffp-contract=off: a multiply and an add are fused only where the source says fma; the bits depend on it.
 override CFLAGS += -std=c11 -D_GNU_SOURCE -ffp-contract=off -fno-math-errno -fno-strict-aliasing -pthread -I. -MMD -MP \
           -Wall -Wextra -Wshadow -Wstrict-prototypes -Wvla $(WERROR) \
-          $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer)
+          $(if $(EMULATE),-DCOP_EMULATE_AVX512) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 LDFLAGS += -pthread $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 MSGPACK := $(if $(wildcard /usr/lib/*/libmsgpack-c.so /usr/lib/libmsgpack-c.so /usr/local/lib/libmsgpack-c.so),-lmsgpack-c,-lmsgpackc)
 LDLIBS  := -lzmq $(MSGPACK) -lzstd -lxxhash -ljansson -lgmp -lm
@@ -43,7 +43,14 @@ $B/libproto.a:   $(filter-out $B/proto/python/%,$(call objects,proto))
 $B/lib%.a:
 	$(Q)mkdir -p $(@D) && rm -f $@ && $(AR) rcs $@ $^
 
-$B/kernels/cpu/%_avx2.o: override CFLAGS += $(if $(filter x86_64,$(shell uname -m)),-mavx2 -mfma -O3)
+# The bodies of each instruction set; the best is picked at run time.
+# EMULATE=1 is a flavour in which the AVX-512 bodies run on any x86-64 machine: SIMDe puts plain C in place of the intrinsics.
+ifeq ($(shell uname -m),x86_64)
+$B/kernels/cpu/%_avx2.o: override CFLAGS += -mavx2 -mfma -O3
+AVX512 := $(if $(EMULATE),-mavx2 -mfma -Wno-psabi,-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprefer-vector-width=512)
+$B/kernels/cpu/%_avx512.o: override CFLAGS += $(AVX512) -O3
+$B/kernels/cpu/%_avx512bf16.o: override CFLAGS += $(AVX512) $(if $(EMULATE),,-mavx512bf16) -O3
+endif
 # Profiling builds of the hot loops are of no use below -O2; keep -O3 for the plain ones too.
 $B/kernels/cpu/%_scalar.o: override CFLAGS += -O2
 

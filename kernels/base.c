@@ -144,27 +144,41 @@ size_t mem_available(void) {
 /* ---- CPU. */
 
 static cpu_isa best_isa(void) {
-#ifdef __x86_64__
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return CPU_AVX2;
-#endif
+#ifdef COP_EMULATE_AVX512
+    return CPU_AVX512BF16;
+#elif defined __x86_64__
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return CPU_SCALAR;
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (!avx512) return CPU_AVX2;
+    return __builtin_cpu_supports("avx512bf16") ? CPU_AVX512BF16 : CPU_AVX512;
+#else
     return CPU_SCALAR;
+#endif
 }
 
-const char *cpu_isa_name(cpu_isa isa) { return isa == CPU_AVX2 ? "avx2" : "scalar"; }
+const char *cpu_isa_name(cpu_isa isa) {
+    static const char *const names[] = {[CPU_SCALAR] = "scalar",
+                                        [CPU_AVX2] = "avx2",
+                                        [CPU_AVX512] = "avx512",
+                                        [CPU_AVX512BF16] = "avx512bf16"};
+    return names[isa];
+}
 
 cop_status cpu_isa_pick(cpu_isa *isa, cop_error *err) {
     *isa = best_isa();
     const char *name = getenv("COPPICE_ISA");
     if (!name || !*name) return COP_OK;
-    for (int i = CPU_SCALAR; i <= CPU_AVX2; i++) {
+    for (int i = CPU_SCALAR; i <= CPU_AVX512BF16; i++) {
         if (strcmp(name, cpu_isa_name((cpu_isa)i)) != 0) continue;
         if (i > (int)*isa)
-            return cop_fail(err, COP_EINVAL, "cannot use COPPICE_ISA=%s: this machine has only %s", name,
-                            cpu_isa_name(*isa));
+            return cop_fail(err, COP_EINVAL, "cannot use COPPICE_ISA=%s: the best of this machine is %s",
+                            name, cpu_isa_name(*isa));
         *isa = (cpu_isa)i;
         return COP_OK;
     }
-    return cop_fail(err, COP_EINVAL, "unknown COPPICE_ISA \"%s\": it is scalar or avx2", name);
+    return cop_fail(err, COP_EINVAL, "unknown COPPICE_ISA \"%s\": it is scalar, avx2, avx512 or avx512bf16",
+                    name);
 }
 
 /* The quota of a version 2 cgroup in whole cores, rounded up; 0: none. */

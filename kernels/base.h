@@ -78,14 +78,16 @@ void mem_fail_after(long n);
 bool mem_fail_stop(void);
 long mem_live(void);
 
-/* Bytes that new allocations could take without swapping, as the kernel estimates; 1 GiB where it does not say. */
+/* Bytes that new allocations could take without swapping, as the kernel estimates; 1 GiB where it does not
+ * say. */
 size_t mem_available(void);
 
 /* ---- CPU.  Instruction sets that kernels are written for, worst first. */
-typedef enum cpu_isa { CPU_SCALAR, CPU_AVX2 } cpu_isa;
+typedef enum cpu_isa { CPU_SCALAR, CPU_AVX2, CPU_AVX512, CPU_AVX512BF16 } cpu_isa;
 
-/* The best of this machine, or the one that the environment variable COPPICE_ISA names (scalar, avx2), if
- * this machine has it.  COP_EINVAL for an unknown name or one that the machine lacks. */
+/* The best of this machine, or the one that the environment variable COPPICE_ISA names (scalar, avx2,
+ * avx512, avx512bf16), if this machine has it.  COP_EINVAL for an unknown name or one that the machine lacks.
+ */
 cop_status cpu_isa_pick(cpu_isa *isa, cop_error *err);
 const char *cpu_isa_name(cpu_isa isa);
 

@@ -5,6 +5,17 @@
 #include <assert.h>
 #include <string.h>
 
+/* Every instruction set that cpu_isa_pick() can name on this machine was built for it. */
+static const cpu_ops *ops_of(cpu_isa isa, precision profile) {
+    switch (isa) {
+    case CPU_AVX2: return cpu_ops_avx2();
+    case CPU_AVX512: return cpu_ops_avx512();
+    case CPU_AVX512BF16: return profile == PRECISION_BF16 ? cpu_ops_avx512bf16() : cpu_ops_avx512();
+    case CPU_SCALAR: break;
+    }
+    return &cpu_ops_scalar;
+}
+
 cop_status k_open(k_ctx **out, precision profile, int n_threads, cop_error *err) {
     assert(out && n_threads >= 1);
     *out = NULL;
@@ -12,10 +23,9 @@ cop_status k_open(k_ctx **out, precision profile, int n_threads, cop_error *err)
     COP_TRY(cpu_isa_pick(&isa, err), err, "could not open the CPU backend");
     k_ctx *k = mem_zalloc(1, sizeof *k);
     if (!k) return cop_fail(err, COP_ENOMEM, "could not allocate the CPU backend");
-    const cpu_ops *fast = isa == CPU_AVX2 ? cpu_ops_avx2() : NULL;
     k->profile = profile;
-    k->isa = fast ? isa : CPU_SCALAR;
-    k->ops = fast ? fast : &cpu_ops_scalar;
+    k->isa = isa;
+    k->ops = ops_of(isa, profile);
     cop_status status = threads_open(&k->threads, n_threads, err);
     if (status == COP_OK) {
         k->scratch = mem_zalloc((size_t)n_threads, sizeof *k->scratch);
@@ -36,14 +46,30 @@ static void scratch_free(k_ctx *k) {
         mem_free(k->scratch[i].order);
         mem_free(k->scratch[i].spare);
         mem_free(k->scratch[i].weights);
-        k->scratch[i] = (cpu_scratch){0};
+        k->scratch[i].masked = k->scratch[i].blocks = k->scratch[i].weights = NULL;
+        k->scratch[i].order = k->scratch[i].spare = NULL;
     }
     k->scratch_vocab = 0;
+}
+
+/* Room for a matrix's inputs in bf16, so that no step allocates. */
+static cop_status reserve_packed(k_ctx *k, int n_in, cop_error *err) {
+    if (k->isa != CPU_AVX512BF16 || k->profile != PRECISION_BF16 || n_in <= k->packed_columns) return COP_OK;
+    for (int i = 0; i < k_threads(k); i++) {
+        uint16_t *grown = mem_alloc_aligned((size_t)CPU_PANEL_ROWS * (size_t)n_in, sizeof *grown);
+        if (!grown)
+            return cop_fail(err, COP_ENOMEM, "could not allocate the inputs of a matrix of %d columns", n_in);
+        mem_free(k->scratch[i].packed);
+        k->scratch[i].packed = grown;
+    }
+    k->packed_columns = n_in;
+    return COP_OK;
 }
 
 void k_close(k_ctx *k) {
     if (!k) return;
     scratch_free(k);
+    for (int i = 0; k->scratch && i < k_threads(k); i++) mem_free(k->scratch[i].packed);
     mem_free(k->scratch);
     threads_close(k->threads);
     mem_free(k);
@@ -110,6 +136,7 @@ size_t k_matrix_bytes(const k_matrix *m) {
 cop_status k_matrix_open(k_ctx *k, k_matrix **out, int n_out, int n_in, cop_error *err) {
     assert(n_out >= 0 && n_in >= 0);
     *out = NULL;
+    COP_TRY(reserve_packed(k, n_in, err), err, "open a matrix");
     k_matrix *m = mem_zalloc(1, sizeof *m);
     if (!m) return cop_fail(err, COP_ENOMEM, "could not allocate a matrix of %d x %d", n_out, n_in);
     m->n_out = n_out;

@@ -11,6 +11,7 @@
 
 #define CPU_TILE 16        /* outputs in a tile of packed weights */
 #define CPU_CHUNK_PAIRS 64 /* rule 1: a chain covers 128 inputs */
+#define CPU_PANEL_ROWS 64  /* rows that a gemm works on together */
 #define CPU_LANES 16       /* rules 3 and 7: partial sums of a row */
 #define CPU_NORM_BLOCK 4096
 #define CPU_SOFTMAX_TILE 1024
@@ -49,6 +50,8 @@ typedef struct cpu_gemm {
     const float *x;
     int x_stride, n;
     k_epilogue epilogue;
+    uint16_t *packed; /* [CPU_PANEL_ROWS, n_in] room of this thread for inputs in bf16; NULL if its body needs
+                         none */
 } cpu_gemm;
 
 typedef struct cpu_attention {
@@ -105,7 +108,9 @@ typedef struct cpu_ops {
 } cpu_ops;
 
 extern const cpu_ops cpu_ops_scalar;
-const cpu_ops *cpu_ops_avx2(void); /* NULL where it was not built */
+const cpu_ops *cpu_ops_avx2(void); /* these: NULL where it was not built */
+const cpu_ops *cpu_ops_avx512(void);
+const cpu_ops *cpu_ops_avx512bf16(void); /* bf16 weights only */
 
 /* What one thread needs to draw. */
 typedef struct cpu_scratch {
@@ -113,6 +118,7 @@ typedef struct cpu_scratch {
     float *blocks;           /* [vocab / CPU_MAX_BLOCK, rounded up] the greatest of each block */
     uint64_t *order, *spare; /* [vocab] candidates as rank << 32 | id */
     float *weights;          /* [vocab] of the candidates */
+    uint16_t *packed;        /* [CPU_PANEL_ROWS, packed_columns], of AVX512-BF16 */
     bool failed;             /* k_score met a NaN in this thread's part */
 } cpu_scratch;
 
@@ -122,7 +128,7 @@ struct k_ctx {
     const cpu_ops *ops;
     threads *threads;
     cpu_scratch *scratch; /* [threads] */
-    int scratch_vocab;
+    int scratch_vocab, packed_columns;
     cop_error failure; /* the first since k_sync */
 };
 

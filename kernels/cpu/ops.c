@@ -143,20 +143,22 @@ typedef struct gemm {
 } gemm;
 
 static void gemm_tiles(const void *job, int first, int end, int thread) {
-    (void)thread;
     const gemm *a = job;
-    a->k->ops->gemm(&a->g, first, end, 0, a->g.n);
+    cpu_gemm g = a->g;
+    g.packed = a->k->scratch[thread].packed;
+    a->k->ops->gemm(&g, first, end, 0, g.n);
 }
 
 static void gemm_rows(const void *job, int first, int end, int thread) {
-    (void)thread;
     const gemm *a = job;
-    a->k->ops->gemm(&a->g, 0, a->g.w->tiles, first, end);
+    cpu_gemm g = a->g;
+    g.packed = a->k->scratch[thread].packed;
+    a->k->ops->gemm(&g, 0, g.w->tiles, first, end);
 }
 
 void k_gemm(k_ctx *k, float *y, const k_matrix *w, const float *x, int x_stride, int n, k_epilogue epilogue) {
     assert(x_stride >= w->n_in);
-    gemm a = {k, {y, w, x, x_stride, n, epilogue}};
+    gemm a = {k, {y, w, x, x_stride, n, epilogue, NULL}};
     double work = (double)n * w->n_out * w->n_in;
     if (n <= 0) return;
     if (w->tiles < 4 * k_threads(k) && n >= w->tiles)

@@ -32,8 +32,7 @@ static int list(const cpu_row *r, bar b, uint64_t *items) {
 
 /* ---- top_k. */
 
-/* The count-th greatest of the blocks' maxima: as many values reach it.  -inf where there are fewer blocks.
- */
+/* The count-th greatest of the maxima of blocks: as many values reach it.  -inf where there are fewer. */
 static float block_bar(const cpu_row *r, int count, uint64_t *items) {
     int n_blocks = (r->n + CPU_MAX_BLOCK - 1) / CPU_MAX_BLOCK;
     if (count > n_blocks) return -INFINITY;

@@ -11,8 +11,8 @@ static const precision profiles[] = {PRECISION_BF16, PRECISION_F32};
 static const struct {
     const char *isa;
     int threads;
-} variants[] = {{"scalar", 1}, {"scalar", 2}, {"avx2", 1}, {"avx2", 2}};
-enum { N_VARIANTS = 4 };
+} variants[] = {{"scalar", 1}, {"scalar", 2}, {"avx2", 1}, {"avx2", 2}, {"avx512", 1}, {"avx512bf16", 2}};
+enum { N_VARIANTS = sizeof variants / sizeof variants[0] };
 
 /* Page numbers out of order, so that no code may count on neighbours. */
 static const int32_t page_table[PAGES] = {7, 2, 9, 0, 12, 4, 11, 1, 8, 3, 10, 5, 6};

@@ -8,8 +8,8 @@ static const precision profiles[] = {PRECISION_BF16, PRECISION_F32};
 static const struct {
     const char *isa;
     int threads;
-} variants[] = {{"scalar", 1}, {"scalar", 2}, {"avx2", 1}, {"avx2", 2}};
-enum { N_VARIANTS = 4 };
+} variants[] = {{"scalar", 1}, {"scalar", 2}, {"avx2", 1}, {"avx2", 2}, {"avx512", 1}, {"avx512bf16", 2}};
+enum { N_VARIANTS = sizeof variants / sizeof variants[0] };
 
 static float rounded(float x, precision p) { return p == PRECISION_BF16 ? cop_round_bf16(x) : x; }
 

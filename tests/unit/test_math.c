@@ -118,8 +118,8 @@ static void sweeps_have_their_hashes(void **state) {
         {CPU_TANH, "tanh", 0xe7421defa4b1df02},     {CPU_SIGMOID, "sigmoid", 0x283856a6af20d4ba},
         {CPU_GUMBEL, "gumbel", 0x8a365b1df72c578c},
     };
-    const char *const isas[] = {"scalar", "avx2"};
-    for (int isa = 0; isa < 2; isa++) {
+    const char *const isas[] = {"scalar", "avx2", "avx512"};
+    for (size_t isa = 0; isa < sizeof isas / sizeof isas[0]; isa++) {
         k_ctx *k = open_isa(isas[isa], PRECISION_F32, 1);
         if (!k) continue;
         cpu_flush_denormals();

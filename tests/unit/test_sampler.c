@@ -64,9 +64,9 @@ static void every_coordinate_changes_the_noise(void **state) {
 static void noise_follows_the_protocol(void **state) {
     (void)state;
     enum { VOCAB = 1003 };
-    const char *const isas[] = {"scalar", "avx2"};
+    const char *const isas[] = {"scalar", "avx2", "avx512"};
     float *z = random_floats(VOCAB, 20, 2.0f);
-    for (int isa = 0; isa < 2; isa++) {
+    for (size_t isa = 0; isa < sizeof isas / sizeof isas[0]; isa++) {
         k_ctx *k = open_isa(isas[isa], PRECISION_F32, 1);
         if (!k) continue;
         for (uint32_t i = 0; i < 300; i++) {
@@ -266,8 +266,8 @@ static void temperature_0_takes_the_first_best(void **state) {
 
 static void nan_is_told(void **state) {
     (void)state;
-    const char *const isas[] = {"scalar", "avx2"};
-    for (int isa = 0; isa < 2; isa++) {
+    const char *const isas[] = {"scalar", "avx2", "avx512"};
+    for (size_t isa = 0; isa < sizeof isas / sizeof isas[0]; isa++) {
         k_ctx *k = open_isa(isas[isa], PRECISION_F32, 1);
         if (!k) continue;
         for (int at = 0; at < 37; at++) {
@@ -338,7 +338,7 @@ static void draws_do_not_depend_on_anything_else(void **state) {
     static const struct {
         const char *isa;
         int n_threads;
-    } variants[] = {{"scalar", 1}, {"avx2", 1}, {"avx2", 2}, {"scalar", 2}};
+    } variants[] = {{"scalar", 1}, {"avx2", 1}, {"avx2", 2}, {"scalar", 2}, {"avx512", 2}};
     float *z = random_floats((size_t)N * STRIDE, 23, 5.0f);
     for (size_t v = 0; v < sizeof vocabs / sizeof vocabs[0]; v++) {
         static k_draw d[N];
@@ -352,7 +352,7 @@ static void draws_do_not_depend_on_anything_else(void **state) {
                             .index = 7};
         }
         k_drawn first[N];
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 5; i++) {
             k_ctx *k = open_isa(variants[i].isa, PRECISION_F32, variants[i].n_threads);
             if (!k) continue;
             k_drawn out[N], one;

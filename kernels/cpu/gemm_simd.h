@@ -1,0 +1,267 @@
+/* y = W x over the primitives of simd_*.h: lanes run over outputs, so each lane is the chain of rule 1.
+ * Included once per instruction set, with
+ *
+ *   GEMM_ROWS    most rows that a block serves
+ *   GEMM_TILES_1, GEMM_TILES_2, GEMM_TILES  tiles of a block of one, two and more rows
+ *   GEMM_DIRECT  most rows of a panel for which bf16 weights are widened in registers
+ *   GEMM_PAIRS   defined: bf16 weights meet bf16 inputs as pairs (v_pairs), never widened; no fp32 weights
+ * then GEMM_NAME    the function
+ *
+ * A panel of rows meets a few tiles of weights at a time.  For each chunk of 128 inputs the tiles' weights
+ * (widened to fp32 in a buffer that stays in the first-level cache, where enough rows share that work) serve
+ * all rows, block by block; a block keeps its chains in registers, as many as hide the latency of a
+ * multiply-add, and adds them to the rows' totals.  Few rows take more tiles at once, for the same reason. */
+#include "kernels/cpu/math_simd.h"
+#include "kernels/cpu/scalar.h"
+#include "kernels/cpu/simd_ops.h"
+
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define TILE_PARTS (CPU_TILE / V_LANES)
+#define MOST_ROWS 8 /* of any block */
+#define WIDEST 8    /* tiles of any block */
+#define PANEL_ROWS CPU_PANEL_ROWS
+#define PAIR_BYTES_BF16 (CPU_TILE * sizeof(uint32_t))
+#define PAIR_BYTES_F32 (2 * CPU_TILE * sizeof(float))
+
+/* Tiles that a block of that many rows takes at once. */
+#define tiles_of(rows) ((rows) == 1 ? GEMM_TILES_1 : (rows) == 2 ? GEMM_TILES_2 : GEMM_TILES)
+
+/* How a block meets weights and inputs. */
+typedef enum feed {
+    FEED_F32,  /* fp32 weights, fp32 inputs */
+    FEED_BF16, /* bf16 weights, fp32 inputs */
+    FEED_PAIRS /* bf16 weights, bf16 inputs */
+} feed;
+
+/* A block's view of one chunk: inputs of row r at x + r * x_stride, weights of tile j at w + j * w_stride. */
+typedef struct chunk {
+    const char *w, *x;
+    size_t w_stride, x_stride; /* bytes */
+    int n_pairs;
+    float *total; /* row r, tile j at total + r * total_stride + j * CPU_TILE */
+    size_t total_stride;
+    bool first; /* totals start from zero */
+} chunk;
+
+/* One multiply-add of a pair's odd (half 1) or even inputs. */
+INLINE void half_step(vf acc[], const chunk *c, int pair, int half, int n_rows, int n_tiles, feed f) {
+    vf w[WIDEST * TILE_PARTS];
+#pragma GCC unroll 16
+    for (int j = 0; j < n_tiles * TILE_PARTS; j++) {
+        const char *tile = c->w + (size_t)(j / TILE_PARTS) * c->w_stride;
+        int at = j % TILE_PARTS * V_LANES;
+        if (f == FEED_F32) {
+            w[j] = v_load((const float *)(tile + (size_t)pair * PAIR_BYTES_F32) + half * CPU_TILE + at);
+        } else {
+            vi two = vi_load((const uint32_t *)(tile + (size_t)pair * PAIR_BYTES_BF16) + at);
+            w[j] = v_of(half ? vi_and(two, vi_set(0xffff0000u)) : vi_left(two, 16));
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < n_rows; r++) {
+        vf x = v_broadcast((const float *)(c->x + (size_t)r * c->x_stride) + 2 * pair + half);
+#pragma GCC unroll 16
+        for (int j = 0; j < n_tiles * TILE_PARTS; j++) {
+            vf *a = &acc[r * n_tiles * TILE_PARTS + j];
+            *a = v_fma(w[j], x, *a);
+        }
+    }
+}
+
+#ifdef GEMM_PAIRS
+INLINE void pair_step(vf acc[], const chunk *c, int pair, int n_rows, int n_tiles) {
+    vi w[WIDEST];
+#pragma GCC unroll 16
+    for (int j = 0; j < n_tiles; j++)
+        w[j] = vi_load(c->w + (size_t)j * c->w_stride + (size_t)pair * PAIR_BYTES_BF16);
+#pragma GCC unroll 16
+    for (int r = 0; r < n_rows; r++) {
+        vi x = vi_set(((const uint32_t *)(c->x + (size_t)r * c->x_stride))[pair]);
+#pragma GCC unroll 16
+        for (int j = 0; j < n_tiles; j++) acc[r * n_tiles + j] = v_pairs(acc[r * n_tiles + j], w[j], x);
+    }
+}
+#endif
+
+INLINE void block(const chunk *c, int n_rows, int n_tiles, feed f) {
+    vf acc[MOST_ROWS * WIDEST * TILE_PARTS];
+    const int n = n_tiles * TILE_PARTS;
+#pragma GCC unroll 64
+    for (int i = 0; i < n_rows * n; i++) acc[i] = v_zero();
+    for (int p = 0; p < c->n_pairs; p++) {
+#ifdef GEMM_PAIRS
+        if (f == FEED_PAIRS) {
+            pair_step(acc, c, p, n_rows, n_tiles);
+            continue;
+        }
+#endif
+        half_step(acc, c, p, 1, n_rows, n_tiles, f);
+        half_step(acc, c, p, 0, n_rows, n_tiles, f);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < n_rows; r++)
+#pragma GCC unroll 16
+        for (int j = 0; j < n; j++) {
+            float *total = c->total + (size_t)r * c->total_stride + j * V_LANES;
+            v_store(total, v_add(c->first ? v_zero() : v_load(total), acc[r * n + j]));
+        }
+}
+
+/* Every shape of block as a function of its own, so that its sums live in registers: `one` tile, or as many
+ * as that number of rows takes at once. */
+typedef void block_fn(const chunk *c);
+#define BLOCK(rows, tiles, name, f)                                                                          \
+    static void block_##name##_##rows##_##f(const chunk *c) { block(c, rows, tiles, f); }
+#define BLOCKS(f)                                                                                            \
+    BLOCK(1, 1, one, f)                                                                                      \
+    BLOCK(2, 1, one, f)                                                                                      \
+    BLOCK(3, 1, one, f) BLOCK(4, 1, one, f) BLOCK(5, 1, one, f) BLOCK(6, 1, one, f) BLOCK(7, 1, one, f)      \
+        BLOCK(8, 1, one, f) BLOCK(1, tiles_of(1), many, f) BLOCK(2, tiles_of(2), many, f)                    \
+            BLOCK(3, tiles_of(3), many, f) BLOCK(4, tiles_of(4), many, f) BLOCK(5, tiles_of(5), many, f)     \
+                BLOCK(6, tiles_of(6), many, f) BLOCK(7, tiles_of(7), many, f) BLOCK(8, tiles_of(8), many, f)
+#define BLOCK_LIST(name, f)                                                                                  \
+    {                                                                                                        \
+        NULL, block_##name##_1_##f, block_##name##_2_##f, block_##name##_3_##f, block_##name##_4_##f,        \
+            block_##name##_5_##f, block_##name##_6_##f, block_##name##_7_##f, block_##name##_8_##f           \
+    }
+#ifdef GEMM_PAIRS
+BLOCKS(FEED_PAIRS)
+static block_fn *const one_tile[][MOST_ROWS + 1] = {[FEED_PAIRS] = BLOCK_LIST(one, FEED_PAIRS)};
+static block_fn *const many_tiles[][MOST_ROWS + 1] = {[FEED_PAIRS] = BLOCK_LIST(many, FEED_PAIRS)};
+#else
+BLOCKS(FEED_F32)
+BLOCKS(FEED_BF16)
+static block_fn *const one_tile[][MOST_ROWS + 1] = {
+    [FEED_F32] = BLOCK_LIST(one, FEED_F32), [FEED_BF16] = BLOCK_LIST(one, FEED_BF16)};
+static block_fn *const many_tiles[][MOST_ROWS + 1] = {
+    [FEED_F32] = BLOCK_LIST(many, FEED_F32), [FEED_BF16] = BLOCK_LIST(many, FEED_BF16)};
+#endif
+
+/* ---- From blocks to panels. */
+
+/* Rows that are worked on together, and the buffers for it. */
+typedef struct panel {
+    const cpu_gemm *g;
+    int row, n_rows;
+    const char *x;
+    size_t x_stride; /* bytes */
+    int n_groups;    /* blocks that share the rows evenly */
+    feed feed;
+    bool widen; /* weights go through `wide` */
+    float total[PANEL_ROWS * WIDEST * CPU_TILE] __attribute__((aligned(64)));
+    float wide[GEMM_TILES * 2 * CPU_CHUNK_PAIRS * CPU_TILE] __attribute__((aligned(64)));
+} panel;
+
+static void widen(float *out, const char *w, int n_pairs) {
+    for (int p = 0; p < n_pairs; p++, w += PAIR_BYTES_BF16, out += 2 * CPU_TILE)
+        for (int at = 0; at < CPU_TILE; at += V_LANES) {
+            vi two = vi_load((const uint32_t *)w + at);
+            v_store(out + at, v_of(vi_left(two, 16)));
+            v_store(out + CPU_TILE + at, v_of(vi_and(two, vi_set(0xffff0000u))));
+        }
+}
+
+/* Totals of n_tiles tiles, chunk by chunk. */
+static void add_chunks(panel *p, int tile, int n_tiles) {
+    const k_matrix *m = p->g->w;
+    size_t pair_bytes = m->bf16 ? PAIR_BYTES_BF16 : PAIR_BYTES_F32,
+           tile_bytes = (size_t)m->pairs * pair_bytes;
+    const char *w = (const char *)m->data + (size_t)tile * tile_bytes;
+    block_fn *const *blocks = (n_tiles > 1 ? many_tiles : one_tile)[p->feed];
+    size_t input_bytes = p->feed == FEED_PAIRS ? sizeof(uint32_t) : 2 * sizeof(float); /* of a pair */
+    for (int first = 0; first < m->pairs; first += CPU_CHUNK_PAIRS) {
+        int n = m->pairs - first < CPU_CHUNK_PAIRS ? m->pairs - first : CPU_CHUNK_PAIRS;
+        chunk c = {.w = w + (size_t)first * pair_bytes,
+                   .w_stride = tile_bytes,
+                   .x_stride = p->x_stride,
+                   .n_pairs = n,
+                   .total_stride = (size_t)n_tiles * CPU_TILE,
+                   .first = first == 0};
+        if (p->widen) {
+            for (int j = 0; j < n_tiles; j++)
+                widen(p->wide + j * 2 * CPU_CHUNK_PAIRS * CPU_TILE, c.w + (size_t)j * tile_bytes, n);
+            c.w = (const char *)p->wide;
+            c.w_stride = CPU_CHUNK_PAIRS * PAIR_BYTES_F32;
+        }
+        for (int i = 0; i < p->n_groups; i++) {
+            int from = p->n_rows * i / p->n_groups, end = p->n_rows * (i + 1) / p->n_groups;
+            c.x = p->x + (size_t)from * p->x_stride + (size_t)first * input_bytes;
+            c.total = p->total + (size_t)from * c.total_stride;
+            blocks[end - from](&c);
+        }
+    }
+}
+
+static inline vf finish(vf old, vf sum, k_epilogue epilogue, bool bf16) {
+    if (epilogue == K_STORE) return sum;
+    if (epilogue == K_ADD) return v_add(old, sum);
+    vf positive = v_max(v_zero(), sum); /* in this order it keeps a NaN */
+    vf square = v_mul(positive, positive);
+    return bf16 ? v_round_bf16(square) : square;
+}
+
+/* From totals to outputs; those past the matrix are dropped. */
+static void store_tiles(const panel *p, int tile, int n_tiles) {
+    const cpu_gemm *g = p->g;
+    int n_out = g->w->n_out, first = tile * CPU_TILE, n = n_tiles * CPU_TILE;
+    if (n > n_out - first) n = n_out - first;
+    for (int r = 0; r < p->n_rows; r++) {
+        float *y = g->y + (size_t)(p->row + r) * (size_t)n_out + first;
+        const float *total = p->total + (size_t)r * (size_t)n_tiles * CPU_TILE;
+        int i = 0;
+        for (; i + V_LANES <= n; i += V_LANES) {
+            vf old = g->epilogue == K_ADD ? v_load(y + i) : v_zero();
+            v_store(y + i, finish(old, v_load(total + i), g->epilogue, g->w->bf16));
+        }
+        if (i == n) continue;
+        float edge[V_LANES] = {0};
+        memcpy(edge, y + i, (size_t)(n - i) * sizeof *y);
+        v_store(edge, finish(v_load(edge), v_load(total + i), g->epilogue, g->w->bf16));
+        memcpy(y + i, edge, (size_t)(n - i) * sizeof *y);
+    }
+}
+
+/* Where the panel's inputs are; packed for FEED_PAIRS. */
+static void set_inputs(panel *p) {
+    const cpu_gemm *g = p->g;
+    const float *x = g->x + (size_t)p->row * (size_t)g->x_stride;
+    p->x = (const char *)x;
+    p->x_stride = (size_t)g->x_stride * sizeof(float);
+    if (p->feed != FEED_PAIRS) return;
+    int n_in = g->w->n_in;
+    uint16_t *packed = g->packed;
+    for (int r = 0; r < p->n_rows; r++, x += g->x_stride, packed += n_in) {
+        int i = 0;
+        for (; i + V_LANES <= n_in; i += V_LANES) vi_store_high(packed + i, vi_of(v_load(x + i)));
+        for (; i < n_in; i++) packed[i] = (uint16_t)(cop_bits(x[i]) >> 16);
+    }
+    p->x = (const char *)g->packed;
+    p->x_stride = (size_t)n_in * sizeof(uint16_t);
+}
+
+void GEMM_NAME(const cpu_gemm *g, int tile, int tile_end, int row, int row_end) {
+    if (g->w->n_in % 2 || g->w->n_in == 0) { /* no model has that */
+        cpu_gemm_scalar(g, tile, tile_end, row, row_end);
+        return;
+    }
+    panel p = {.g = g};
+    for (p.row = row; p.row < row_end; p.row += p.n_rows) {
+        p.n_rows = row_end - p.row < PANEL_ROWS ? row_end - p.row : PANEL_ROWS;
+        p.n_groups = (p.n_rows + GEMM_ROWS - 1) / GEMM_ROWS;
+#ifdef GEMM_PAIRS
+        p.feed = FEED_PAIRS;
+#else
+        p.widen = g->w->bf16 && p.n_rows > GEMM_DIRECT;
+        p.feed = g->w->bf16 && !p.widen ? FEED_BF16 : FEED_F32;
+#endif
+        set_inputs(&p);
+        int n_tiles = tiles_of((p.n_rows + p.n_groups - 1) / p.n_groups);
+        for (int t = tile; t < tile_end; t += n_tiles) {
+            if (t + n_tiles > tile_end) n_tiles = 1;
+            add_chunks(&p, t, n_tiles);
+            store_tiles(&p, t, n_tiles);
+        }
+    }
+}

@@ -1,0 +1,14 @@
+/* The vector bodies that lie in files of their own. */
+#ifndef COP_CPU_SIMD_OPS_H
+#define COP_CPU_SIMD_OPS_H
+
+#include "kernels/cpu/cpu.h"
+
+void cpu_gemm_avx2(const cpu_gemm *g, int tile, int tile_end, int row, int row_end);
+void cpu_attention_avx2(const cpu_attention *a, int t, int head);
+void cpu_gemm_avx512(const cpu_gemm *g, int tile, int tile_end, int row, int row_end);
+void cpu_attention_avx512(const cpu_attention *a, int t, int head);
+void cpu_gemm_avx512bf16(const cpu_gemm *g, int tile, int tile_end, int row,
+                         int row_end); /* bf16 weights only */
+
+#endif
