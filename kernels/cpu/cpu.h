@@ -114,7 +114,7 @@ const cpu_ops *cpu_ops_avx512bf16(void); /* bf16 weights only */
 
 /* What one thread needs to draw. */
 typedef struct cpu_scratch {
-    float *masked;           /* [vocab] the logits, -inf where absent */
+    float *masked;           /* [vocab] the logits, -inf where absent or dropped */
     float *blocks;           /* [vocab / CPU_MAX_BLOCK, rounded up] the greatest of each block */
     uint64_t *order, *spare; /* [vocab] candidates as rank << 32 | id */
     float *weights;          /* [vocab] of the candidates */
