@@ -25,6 +25,8 @@ UNIT    := $(patsubst tests/unit/%.c,$B/tests/%,$(wildcard tests/unit/test_*.c))
 FUZZ    := $(patsubst tests/fuzz/%.c,$B/tests/%,$(wildcard tests/fuzz/fuzz_*.c))
 VENV    := build/venv
 CHECKS  := $(UNIT) $(FUZZ)
+# Tests that compare instruction sets; `check` runs them a second time with the AVX-512 bodies emulated.
+EMULATED := $(patsubst %,$B/tests/test_%,kernels attention math sampler draw_exact)
 
 all: $B/coppice build/coppice           ## the program, build/coppice
 	$(Q)command -v nvcc >/dev/null || echo "nvcc not found: built for the CPU"
@@ -51,8 +53,8 @@ AVX512 := $(if $(EMULATE),-mavx2 -mfma -Wno-psabi,-mavx512f -mavx512bw -mavx512d
 $B/kernels/cpu/%_avx512.o: override CFLAGS += $(AVX512) -O3
 $B/kernels/cpu/%_avx512bf16.o: override CFLAGS += $(AVX512) $(if $(EMULATE),,-mavx512bf16) -O3
 endif
-# Profiling builds of the hot loops are of no use below -O2; keep -O3 for the plain ones too.
-$B/kernels/cpu/%_scalar.o: override CFLAGS += -O2
+# Plain C serves where there is no body of its own (ARM64, say): let the compiler vectorise it.
+$B/kernels/cpu/%_scalar.o: override CFLAGS += -O3
 
 $B/%.o: %.c
 	$(Q)mkdir -p $(@D) && echo "  CC  $<" && $(CC) $(CFLAGS) -c -o $@ $<
@@ -80,6 +82,11 @@ demo: deps                              ## start a worker on the bundled model a
 	$(Q)$(VENV)/bin/python -m coppice.demo --worker build/coppice --model tests/models/calc-d4
 
 checks: $B/coppice $(CHECKS)            ## build what `check` runs
+ifeq ($(shell uname -m),x86_64)
+	$(Q)$(MAKE) --no-print-directory EMULATE=1 emulated
+endif
+
+emulated: $(EMULATED)
 
 check:                                  ## every test (packages and venv already there)
 	$(Q)$(MAKE) --no-print-directory -j$(JOBS) checks $(VENV)/ready
@@ -115,5 +122,5 @@ clean:                                  ## remove build/
 help:                                   ## this list
 	$(Q)sed -n 's/^\([a-z][a-z]*\):.*## \(.*\)/  \1	\2/p' $(MAKEFILE_LIST) | expand -t 12
 
-.PHONY: all deps demo checks check test asan tsan layers fuzz install format clean help
+.PHONY: all deps demo checks emulated check test asan tsan layers fuzz install format clean help
 .DEFAULT_GOAL := all

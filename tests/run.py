@@ -35,14 +35,16 @@ def main():
             print(text, flush=True)
 
     env = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP", COPPICE=str(build / "coppice"))
-    for exe in sorted((build / "tests").glob("test_*")):
+    emulated = build.with_name(build.name + "-emulate")  # the same tests with AVX-512 in plain C
+    for exe in [*sorted((build / "tests").glob("test_*")), *sorted((emulated / "tests").glob("test_*"))]:
         if exe.suffix or not wanted(exe.name):
             continue
         rc, text, secs = run([str(exe)], env)
         good = len(re.findall(r"^ok ", text, re.M))
         skip = len(re.findall(r"^not ok .*# SKIP", text, re.M))  # so cmocka 1.1 writes it
         bad = len(re.findall(r"^not ok ", text, re.M)) - skip
-        tell(exe.name, rc == 0 and bad == 0 and good > 0, good, bad, skip, text, secs)
+        name = exe.name + (" (AVX-512 emulated)" if emulated in exe.parents else "")
+        tell(name, rc == 0 and bad == 0 and good > 0, good, bad, skip, text, secs)
     for exe in sorted((build / "tests").glob("fuzz_*")):
         if exe.suffix or not wanted(exe.name):
             continue

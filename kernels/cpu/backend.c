@@ -52,17 +52,18 @@ static void scratch_free(k_ctx *k) {
     k->scratch_vocab = 0;
 }
 
-/* Room for a matrix's inputs in bf16, so that no step allocates. */
+/* Room for a matrix's inputs, so that no step allocates. */
 static cop_status reserve_packed(k_ctx *k, int n_in, cop_error *err) {
-    if (k->isa != CPU_AVX512BF16 || k->profile != PRECISION_BF16 || n_in <= k->packed_columns) return COP_OK;
+    int n_chunks = (n_in + 2 * CPU_CHUNK_PAIRS - 1) / (2 * CPU_CHUNK_PAIRS);
+    if (n_chunks <= k->packed_chunks) return COP_OK;
     for (int i = 0; i < k_threads(k); i++) {
-        uint16_t *grown = mem_alloc_aligned((size_t)CPU_PANEL_ROWS * (size_t)n_in, sizeof *grown);
-        if (!grown)
-            return cop_fail(err, COP_ENOMEM, "could not allocate the inputs of a matrix of %d columns", n_in);
+        void *room =
+            mem_alloc_aligned((size_t)n_chunks, CPU_PANEL_ROWS * 2 * CPU_CHUNK_PAIRS * sizeof(float));
+        if (!room) return cop_fail(err, COP_ENOMEM, "could not allocate room for rows of %d", n_in);
         mem_free(k->scratch[i].packed);
-        k->scratch[i].packed = grown;
+        k->scratch[i].packed = room;
     }
-    k->packed_columns = n_in;
+    k->packed_chunks = n_chunks;
     return COP_OK;
 }
 
@@ -136,7 +137,7 @@ size_t k_matrix_bytes(const k_matrix *m) {
 cop_status k_matrix_open(k_ctx *k, k_matrix **out, int n_out, int n_in, cop_error *err) {
     assert(n_out >= 0 && n_in >= 0);
     *out = NULL;
-    COP_TRY(reserve_packed(k, n_in, err), err, "open a matrix");
+    COP_TRY(reserve_packed(k, n_in, err), err, "could not open a matrix");
     k_matrix *m = mem_zalloc(1, sizeof *m);
     if (!m) return cop_fail(err, COP_ENOMEM, "could not allocate a matrix of %d x %d", n_out, n_in);
     m->n_out = n_out;

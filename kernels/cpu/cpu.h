@@ -50,8 +50,7 @@ typedef struct cpu_gemm {
     const float *x;
     int x_stride, n;
     k_epilogue epilogue;
-    uint16_t *packed; /* [CPU_PANEL_ROWS, n_in] room of this thread for inputs in bf16; NULL if its body needs
-                         none */
+    void *packed; /* room of this thread for the inputs of CPU_PANEL_ROWS rows, whole chunks of them */
 } cpu_gemm;
 
 typedef struct cpu_attention {
@@ -118,7 +117,7 @@ typedef struct cpu_scratch {
     float *blocks;           /* [vocab / CPU_MAX_BLOCK, rounded up] the greatest of each block */
     uint64_t *order, *spare; /* [vocab] candidates as rank << 32 | id */
     float *weights;          /* [vocab] of the candidates */
-    uint16_t *packed;        /* [CPU_PANEL_ROWS, packed_columns], of AVX512-BF16 */
+    void *packed;            /* what cpu_gemm.packed points to, for matrices of up to packed_chunks */
     bool failed;             /* k_score met a NaN in this thread's part */
 } cpu_scratch;
 
@@ -128,7 +127,7 @@ struct k_ctx {
     const cpu_ops *ops;
     threads *threads;
     cpu_scratch *scratch; /* [threads] */
-    int scratch_vocab, packed_columns;
+    int scratch_vocab, packed_chunks;
     cop_error failure; /* the first since k_sync */
 };
 

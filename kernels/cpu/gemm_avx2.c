@@ -4,11 +4,11 @@
 #include "kernels/cpu/simd_avx2.h"
 
 #define GEMM_NAME cpu_gemm_avx2
-#define GEMM_ROWS 6
+#define GEMM_ROWS_F32 6
+#define GEMM_ROWS_BF16 5
 #define GEMM_TILES_1 4
 #define GEMM_TILES_2 2
 #define GEMM_TILES 1
-#define GEMM_DIRECT 4
 #include "kernels/cpu/gemm_simd.h"
 #else
 typedef int no_avx2;

@@ -3,11 +3,11 @@
 #include "kernels/cpu/simd_avx512.h"
 
 #define GEMM_NAME cpu_gemm_avx512
-#define GEMM_ROWS 8
+#define GEMM_ROWS_F32 8
+#define GEMM_ROWS_BF16 7
 #define GEMM_TILES_1 8
 #define GEMM_TILES_2 4
 #define GEMM_TILES 3
-#define GEMM_DIRECT 4
 #include "kernels/cpu/gemm_simd.h"
 #else
 typedef int no_avx512;

@@ -14,7 +14,8 @@ static inline vf v_pairs(vf acc, vi w, vi x) {
 }
 
 #define GEMM_NAME cpu_gemm_avx512bf16
-#define GEMM_ROWS 8
+#define GEMM_ROWS_F32 8
+#define GEMM_ROWS_BF16 8
 #define GEMM_TILES_1 8
 #define GEMM_TILES_2 4
 #define GEMM_TILES 3

@@ -1,16 +1,15 @@
 /* y = W x over the primitives of simd_*.h: lanes run over outputs, so each lane is the chain of rule 1.
  * Included once per instruction set, with
  *
- *   GEMM_ROWS    most rows that a block serves
+ *   GEMM_ROWS_F32, GEMM_ROWS_BF16           most rows that a block serves, by the dtype of the weights
  *   GEMM_TILES_1, GEMM_TILES_2, GEMM_TILES  tiles of a block of one, two and more rows
- *   GEMM_DIRECT  most rows of a panel for which bf16 weights are widened in registers
- *   GEMM_PAIRS   defined: bf16 weights meet bf16 inputs as pairs (v_pairs), never widened; no fp32 weights
- * then GEMM_NAME    the function
+ *   GEMM_PAIRS   defined: bf16 weights meet bf16 inputs as pairs (v_pairs); no fp32 weights then
+ *   GEMM_NAME    the function
  *
- * A panel of rows meets a few tiles of weights at a time.  For each chunk of 128 inputs the tiles' weights
- * (widened to fp32 in a buffer that stays in the first-level cache, where enough rows share that work) serve
- * all rows, block by block; a block keeps its chains in registers, as many as hide the latency of a
- * multiply-add, and adds them to the rows' totals.  Few rows take more tiles at once, for the same reason. */
+ * A panel of rows meets a few tiles of weights at a time.  For each chunk of 128 inputs the weights, which
+ * stay in the first-level cache, serve all rows, block by block; a block keeps its chains in registers, as
+ * many as hide the latency of a multiply-add, and adds them to the rows' totals.  Few rows take more tiles at
+ * once, for the same reason. */
 #include "kernels/cpu/math_simd.h"
 #include "kernels/cpu/scalar.h"
 #include "kernels/cpu/simd_ops.h"
@@ -20,7 +19,8 @@
 #define INLINE static inline __attribute__((always_inline))
 #define TILE_PARTS (CPU_TILE / V_LANES)
 #define MOST_ROWS 8 /* of any block */
-#define WIDEST 8    /* tiles of any block */
+#define AHEAD CPU_CHUNK_PAIRS
+#define WIDEST 8 /* tiles of any block */
 #define PANEL_ROWS CPU_PANEL_ROWS
 #define PAIR_BYTES_BF16 (CPU_TILE * sizeof(uint32_t))
 #define PAIR_BYTES_F32 (2 * CPU_TILE * sizeof(float))
@@ -35,15 +35,21 @@ typedef enum feed {
     FEED_PAIRS /* bf16 weights, bf16 inputs */
 } feed;
 
-/* A block's view of one chunk: inputs of row r at x + r * x_stride, weights of tile j at w + j * w_stride. */
+/* A block's view of one chunk: weights of tile j at w + j * w_stride, inputs of row r at x + r *
+ * X_STRIDE(feed). */
 typedef struct chunk {
     const char *w, *x;
-    size_t w_stride, x_stride; /* bytes */
+    size_t w_stride; /* bytes */
     int n_pairs;
     float *total; /* row r, tile j at total + r * total_stride + j * CPU_TILE */
     size_t total_stride;
     bool first; /* totals start from zero */
 } chunk;
+
+/* Bytes of a pair of inputs, and of a row of a chunk in a packed panel: constants, so that a block needs one
+ * pointer. */
+#define X_PAIR(feed) ((feed) == FEED_PAIRS ? sizeof(uint32_t) : 2 * sizeof(float))
+#define X_STRIDE(feed) (CPU_CHUNK_PAIRS * X_PAIR(feed))
 
 /* One multiply-add of a pair's odd (half 1) or even inputs. */
 INLINE void half_step(vf acc[], const chunk *c, int pair, int half, int n_rows, int n_tiles, feed f) {
@@ -61,7 +67,7 @@ INLINE void half_step(vf acc[], const chunk *c, int pair, int half, int n_rows, 
     }
 #pragma GCC unroll 16
     for (int r = 0; r < n_rows; r++) {
-        vf x = v_broadcast((const float *)(c->x + (size_t)r * c->x_stride) + 2 * pair + half);
+        vf x = v_broadcast((const float *)(c->x + (size_t)r * X_STRIDE(f)) + 2 * pair + half);
 #pragma GCC unroll 16
         for (int j = 0; j < n_tiles * TILE_PARTS; j++) {
             vf *a = &acc[r * n_tiles * TILE_PARTS + j];
@@ -78,19 +84,33 @@ INLINE void pair_step(vf acc[], const chunk *c, int pair, int n_rows, int n_tile
         w[j] = vi_load(c->w + (size_t)j * c->w_stride + (size_t)pair * PAIR_BYTES_BF16);
 #pragma GCC unroll 16
     for (int r = 0; r < n_rows; r++) {
-        vi x = vi_set(((const uint32_t *)(c->x + (size_t)r * c->x_stride))[pair]);
+        vi x = vi_set(((const uint32_t *)(c->x + (size_t)r * X_STRIDE(FEED_PAIRS)))[pair]);
 #pragma GCC unroll 16
         for (int j = 0; j < n_tiles; j++) acc[r * n_tiles + j] = v_pairs(acc[r * n_tiles + j], w[j], x);
     }
 }
 #endif
 
+/* Ask for the weights of the next chunk, which follow in memory: the processor's own prefetching starts anew
+ * at every 4 KiB. */
+INLINE void fetch_ahead(const chunk *c, int pair, int n_tiles, feed f) {
+    size_t pair_bytes = f == FEED_F32 ? PAIR_BYTES_F32 : PAIR_BYTES_BF16;
+#pragma GCC unroll 16
+    for (int j = 0; j < n_tiles; j++) {
+        const char *next = c->w + (size_t)j * c->w_stride + (size_t)(pair + AHEAD) * pair_bytes;
+        __builtin_prefetch(next);
+        if (f == FEED_F32) __builtin_prefetch(next + 64);
+    }
+}
+
 INLINE void block(const chunk *c, int n_rows, int n_tiles, feed f) {
     vf acc[MOST_ROWS * WIDEST * TILE_PARTS];
     const int n = n_tiles * TILE_PARTS;
 #pragma GCC unroll 64
     for (int i = 0; i < n_rows * n; i++) acc[i] = v_zero();
+#pragma GCC unroll 2
     for (int p = 0; p < c->n_pairs; p++) {
+        fetch_ahead(c, p, n_tiles, f);
 #ifdef GEMM_PAIRS
         if (f == FEED_PAIRS) {
             pair_step(acc, c, p, n_rows, n_tiles);
@@ -117,10 +137,11 @@ typedef void block_fn(const chunk *c);
 #define BLOCKS(f)                                                                                            \
     BLOCK(1, 1, one, f)                                                                                      \
     BLOCK(2, 1, one, f)                                                                                      \
-    BLOCK(3, 1, one, f) BLOCK(4, 1, one, f) BLOCK(5, 1, one, f) BLOCK(6, 1, one, f) BLOCK(7, 1, one, f)      \
-        BLOCK(8, 1, one, f) BLOCK(1, tiles_of(1), many, f) BLOCK(2, tiles_of(2), many, f)                    \
-            BLOCK(3, tiles_of(3), many, f) BLOCK(4, tiles_of(4), many, f) BLOCK(5, tiles_of(5), many, f)     \
-                BLOCK(6, tiles_of(6), many, f) BLOCK(7, tiles_of(7), many, f) BLOCK(8, tiles_of(8), many, f)
+    BLOCK(3, 1, one, f)                                                                                      \
+    BLOCK(4, 1, one, f) BLOCK(5, 1, one, f) BLOCK(6, 1, one, f) BLOCK(7, 1, one, f) BLOCK(8, 1, one, f)      \
+        BLOCK(1, tiles_of(1), many, f) BLOCK(2, tiles_of(2), many, f) BLOCK(3, tiles_of(3), many, f)         \
+            BLOCK(4, tiles_of(4), many, f) BLOCK(5, tiles_of(5), many, f) BLOCK(6, tiles_of(6), many, f)     \
+                BLOCK(7, tiles_of(7), many, f) BLOCK(8, tiles_of(8), many, f)
 #define BLOCK_LIST(name, f)                                                                                  \
     {                                                                                                        \
         NULL, block_##name##_1_##f, block_##name##_2_##f, block_##name##_3_##f, block_##name##_4_##f,        \
@@ -145,23 +166,11 @@ static block_fn *const many_tiles[][MOST_ROWS + 1] = {
 typedef struct panel {
     const cpu_gemm *g;
     int row, n_rows;
-    const char *x;
-    size_t x_stride; /* bytes */
-    int n_groups;    /* blocks that share the rows evenly */
+    const char *x; /* [chunk][row][pair] */
+    int n_groups;  /* blocks that share the rows evenly */
     feed feed;
-    bool widen; /* weights go through `wide` */
     float total[PANEL_ROWS * WIDEST * CPU_TILE] __attribute__((aligned(64)));
-    float wide[GEMM_TILES * 2 * CPU_CHUNK_PAIRS * CPU_TILE] __attribute__((aligned(64)));
 } panel;
-
-static void widen(float *out, const char *w, int n_pairs) {
-    for (int p = 0; p < n_pairs; p++, w += PAIR_BYTES_BF16, out += 2 * CPU_TILE)
-        for (int at = 0; at < CPU_TILE; at += V_LANES) {
-            vi two = vi_load((const uint32_t *)w + at);
-            v_store(out + at, v_of(vi_left(two, 16)));
-            v_store(out + CPU_TILE + at, v_of(vi_and(two, vi_set(0xffff0000u))));
-        }
-}
 
 /* Totals of n_tiles tiles, chunk by chunk. */
 static void add_chunks(panel *p, int tile, int n_tiles) {
@@ -170,24 +179,17 @@ static void add_chunks(panel *p, int tile, int n_tiles) {
            tile_bytes = (size_t)m->pairs * pair_bytes;
     const char *w = (const char *)m->data + (size_t)tile * tile_bytes;
     block_fn *const *blocks = (n_tiles > 1 ? many_tiles : one_tile)[p->feed];
-    size_t input_bytes = p->feed == FEED_PAIRS ? sizeof(uint32_t) : 2 * sizeof(float); /* of a pair */
     for (int first = 0; first < m->pairs; first += CPU_CHUNK_PAIRS) {
         int n = m->pairs - first < CPU_CHUNK_PAIRS ? m->pairs - first : CPU_CHUNK_PAIRS;
         chunk c = {.w = w + (size_t)first * pair_bytes,
                    .w_stride = tile_bytes,
-                   .x_stride = p->x_stride,
                    .n_pairs = n,
                    .total_stride = (size_t)n_tiles * CPU_TILE,
                    .first = first == 0};
-        if (p->widen) {
-            for (int j = 0; j < n_tiles; j++)
-                widen(p->wide + j * 2 * CPU_CHUNK_PAIRS * CPU_TILE, c.w + (size_t)j * tile_bytes, n);
-            c.w = (const char *)p->wide;
-            c.w_stride = CPU_CHUNK_PAIRS * PAIR_BYTES_F32;
-        }
         for (int i = 0; i < p->n_groups; i++) {
             int from = p->n_rows * i / p->n_groups, end = p->n_rows * (i + 1) / p->n_groups;
-            c.x = p->x + (size_t)from * p->x_stride + (size_t)first * input_bytes;
+            c.x =
+                p->x + (size_t)first * X_PAIR(p->feed) * (size_t)p->n_rows + (size_t)from * X_STRIDE(p->feed);
             c.total = p->total + (size_t)from * c.total_stride;
             blocks[end - from](&c);
         }
@@ -223,22 +225,32 @@ static void store_tiles(const panel *p, int tile, int n_tiles) {
     }
 }
 
-/* Where the panel's inputs are; packed for FEED_PAIRS. */
-static void set_inputs(panel *p) {
+/* Put the panel's inputs together, chunk by chunk, so that those of a block lie close: rows of the step's
+ * buffers are often multiples of 4 KiB apart and would drive each other out of the first-level cache. */
+static void pack_inputs(panel *p) {
     const cpu_gemm *g = p->g;
     const float *x = g->x + (size_t)p->row * (size_t)g->x_stride;
-    p->x = (const char *)x;
-    p->x_stride = (size_t)g->x_stride * sizeof(float);
-    if (p->feed != FEED_PAIRS) return;
     int n_in = g->w->n_in;
-    uint16_t *packed = g->packed;
-    for (int r = 0; r < p->n_rows; r++, x += g->x_stride, packed += n_in) {
-        int i = 0;
-        for (; i + V_LANES <= n_in; i += V_LANES) vi_store_high(packed + i, vi_of(v_load(x + i)));
-        for (; i < n_in; i++) packed[i] = (uint16_t)(cop_bits(x[i]) >> 16);
+    if (p->n_rows == 1 && p->feed != FEED_PAIRS) {
+        p->x = (const char *)x;
+        return;
     }
-    p->x = (const char *)g->packed;
-    p->x_stride = (size_t)n_in * sizeof(uint16_t);
+    char *out = g->packed;
+    p->x = out;
+    for (int first = 0; first < n_in; first += 2 * CPU_CHUNK_PAIRS) {
+        int n = n_in - first < 2 * CPU_CHUNK_PAIRS ? n_in - first : 2 * CPU_CHUNK_PAIRS;
+        for (int r = 0; r < p->n_rows; r++, out += X_STRIDE(p->feed)) {
+            const float *row = x + (size_t)r * (size_t)g->x_stride + first;
+            if (p->feed != FEED_PAIRS) {
+                memcpy(out, row, (size_t)n * sizeof *row);
+                continue;
+            }
+            uint16_t *halves = (uint16_t *)out;
+            int i = 0;
+            for (; i + V_LANES <= n; i += V_LANES) vi_store_high(halves + i, vi_of(v_load(row + i)));
+            for (; i < n; i++) halves[i] = (uint16_t)(cop_bits(row[i]) >> 16);
+        }
+    }
 }
 
 void GEMM_NAME(const cpu_gemm *g, int tile, int tile_end, int row, int row_end) {
@@ -247,16 +259,16 @@ void GEMM_NAME(const cpu_gemm *g, int tile, int tile_end, int row, int row_end) 
         return;
     }
     panel p = {.g = g};
+#ifdef GEMM_PAIRS
+    p.feed = FEED_PAIRS;
+#else
+    p.feed = g->w->bf16 ? FEED_BF16 : FEED_F32;
+#endif
+    int most = p.feed == FEED_F32 ? GEMM_ROWS_F32 : GEMM_ROWS_BF16;
     for (p.row = row; p.row < row_end; p.row += p.n_rows) {
         p.n_rows = row_end - p.row < PANEL_ROWS ? row_end - p.row : PANEL_ROWS;
-        p.n_groups = (p.n_rows + GEMM_ROWS - 1) / GEMM_ROWS;
-#ifdef GEMM_PAIRS
-        p.feed = FEED_PAIRS;
-#else
-        p.widen = g->w->bf16 && p.n_rows > GEMM_DIRECT;
-        p.feed = g->w->bf16 && !p.widen ? FEED_BF16 : FEED_F32;
-#endif
-        set_inputs(&p);
+        p.n_groups = (p.n_rows + most - 1) / most;
+        pack_inputs(&p);
         int n_tiles = tiles_of((p.n_rows + p.n_groups - 1) / p.n_groups);
         for (int t = tile; t < tile_end; t += n_tiles) {
             if (t + n_tiles > tile_end) n_tiles = 1;
