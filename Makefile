@@ -26,7 +26,7 @@ FUZZ    := $(patsubst tests/fuzz/%.c,$B/tests/%,$(wildcard tests/fuzz/fuzz_*.c))
 VENV    := build/venv
 CHECKS  := $(UNIT) $(FUZZ)
 # Tests that compare instruction sets; `check` runs them a second time with the AVX-512 bodies emulated.
-EMULATED := $(patsubst %,$B/tests/test_%,kernels attention math sampler)
+EMULATED := $(patsubst %,$B/tests/test_%,kernels attention math sampler draw_exact)
 
 all: $B/coppice build/coppice           ## the program, build/coppice
 	$(Q)command -v nvcc >/dev/null || echo "nvcc not found: built for the CPU"

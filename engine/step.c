@@ -14,7 +14,8 @@ k_draw step_draw(const live_row *r, int logits_row) {
                 .key = {(uint32_t)p->seed, (uint32_t)(p->seed >> 32)},
                 .index = (uint32_t)row_index(&r->row),
                 .sample = p->first_sample + r->index,
-                .prompt_hash = p->hash};
+                .prompt_hash = p->hash,
+                .want_model = r->row.rules->model_logprobs};
     if (row_index(&r->row) < s->min_tokens) {
         d.absent = s->stop_tokens;
         d.n_absent = s->n_stop_tokens;

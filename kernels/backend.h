@@ -158,12 +158,13 @@ typedef struct k_draw {
     const int32_t *absent; /* [n_absent] ids that cannot be drawn (stop tokens below min_tokens); at least one is left */
     int n_absent;
     int32_t *kept;     /* room for top_k ids, or NULL: not wanted */
+    bool want_model;   /* model_logprob, which costs a sum over the vocabulary */
 } k_draw;
 
 typedef struct k_drawn {
     int32_t token;         /* -1: the logits hold a NaN or an infinity that leaves no distribution */
     float logprob;         /* of the distribution drawn from */
-    float model_logprob;   /* log-softmax of the logits at temperature 1 over the whole vocabulary */
+    float model_logprob;   /* log-softmax of the logits at temperature 1 over the whole vocabulary; 1 if not wanted */
     int n_kept;            /* written to kept, best first; 0 if not wanted */
 } k_drawn;
 

@@ -42,9 +42,11 @@ cop_status k_open(k_ctx **out, precision profile, int n_threads, cop_error *err)
 static void scratch_free(k_ctx *k) {
     for (int i = 0; k->scratch && i < k_threads(k); i++) {
         mem_free(k->scratch[i].masked);
+        mem_free(k->scratch[i].blocks);
         mem_free(k->scratch[i].order);
         mem_free(k->scratch[i].spare);
-        k->scratch[i].masked = NULL;
+        mem_free(k->scratch[i].weights);
+        k->scratch[i].masked = k->scratch[i].blocks = k->scratch[i].weights = NULL;
         k->scratch[i].order = k->scratch[i].spare = NULL;
     }
     k->scratch_vocab = 0;
@@ -94,9 +96,11 @@ cop_status k_reserve(k_ctx *k, int vocab, cop_error *err) {
     for (int i = 0; i < k_threads(k); i++) {
         cpu_scratch *s = &k->scratch[i];
         s->masked = mem_alloc_aligned((size_t)vocab, sizeof *s->masked);
+        s->blocks = mem_alloc_aligned((size_t)(vocab + CPU_MAX_BLOCK - 1) / CPU_MAX_BLOCK, sizeof *s->blocks);
         s->order = mem_alloc_aligned((size_t)vocab, sizeof *s->order);
         s->spare = mem_alloc_aligned((size_t)vocab, sizeof *s->spare);
-        if (s->masked && s->order && s->spare) continue;
+        s->weights = mem_alloc_aligned((size_t)vocab, sizeof *s->weights);
+        if (s->masked && s->blocks && s->order && s->spare && s->weights) continue;
         scratch_free(k);
         return cop_fail(err, COP_ENOMEM, "could not allocate the sampler's scratch for %d tokens", vocab);
     }

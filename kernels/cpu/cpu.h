@@ -15,6 +15,8 @@
 #define CPU_LANES 16       /* rules 3 and 7: partial sums of a row */
 #define CPU_NORM_BLOCK 4096
 #define CPU_SOFTMAX_TILE 1024
+#define CPU_MAX_BLOCK 32     /* logits whose greatest is noted: draws look only into blocks that matter */
+#define CPU_FIXED_ONE 0x1p40 /* the weight 1 in the fixed point of top_p and min_p */
 
 /* Packed weights, zero beyond n_out and n_in:
  *   bf16  uint32 [tiles][pairs][CPU_TILE]      low half = even input, high half = odd input
@@ -103,8 +105,13 @@ typedef struct cpu_ops {
     void (*softcap)(float *x, int n, float cap);
     /* The greatest value, n >= 1; false if there is a NaN. */
     bool (*max)(float *max, const float *x, int n);
+    /* The greatest of each CPU_MAX_BLOCK values, the last block perhaps shorter; false if there is a NaN. */
+    bool (*block_max)(float *max, const float *x, int n);
     /* The sum over i of exp(fp32(x[i] * scale) - max), rule 7. */
     float (*exp_sum)(const float *x, int n, float scale, float max);
+    /* The same sum with each term cut to a multiple of 1 / CPU_FIXED_ONE, in that unit.  No term exceeds 1.
+     */
+    uint64_t (*fixed_sum)(const float *x, int n, float scale, float max);
     /* The i with the greatest fma(x[i], scale, noise of i); the lowest on ties. */
     int32_t (*draw)(const float *x, int n, float scale, const cpu_noise *noise);
     /* Each word, as a float or, for noise, as random bits, becomes the bits of f of it. */
@@ -117,10 +124,12 @@ const cpu_ops *cpu_ops_avx2(void); /* these: NULL where it was not built */
 const cpu_ops *cpu_ops_avx512(void);
 const cpu_ops *cpu_ops_avx512bf16(void); /* bf16 weights only */
 
-/* What one thread needs to truncate a distribution. */
+/* What one thread needs to draw. */
 typedef struct cpu_scratch {
-    float *masked;           /* [vocab] the logits, -inf where dropped */
+    float *masked;           /* [vocab] the logits, -inf where absent or dropped */
+    float *blocks;           /* [vocab / CPU_MAX_BLOCK, rounded up] the greatest of each block */
     uint64_t *order, *spare; /* [vocab] candidates as rank << 32 | id */
+    float *weights;          /* [vocab] of the candidates */
     void *packed;            /* what cpu_gemm.packed points to, for matrices of up to packed_chunks */
     bool failed;             /* k_score met a NaN in this thread's part */
 } cpu_scratch;

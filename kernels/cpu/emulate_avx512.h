@@ -38,6 +38,15 @@ static inline __m512 emulate_from_int(__m512i x) {
     return _mm512_loadu_ps(out);
 }
 
+static inline __m512i emulate_truncate(__m512 x) {
+    float in[16];
+    int32_t out[16];
+    memcpy(in, &x, sizeof in);
+    for (int i = 0; i < 16; i++) out[i] = (int32_t)in[i];
+    return _mm512_loadu_si512(out);
+}
+
+#define _mm512_cvttps_epi32 emulate_truncate
 #define _mm512_cvtepi32_ps emulate_from_int
 #define _mm512_cvtepu16_epi32 emulate_widen_epu16
 #define _mm512_cvtepi32_epi16 emulate_low_epi16

@@ -1,17 +1,15 @@
-/* Selection and sorting by digits of 8 bits of the rank; both keep the order of equal ranks, which is that of
- * the ids. */
+/* Selection and sorting by digits of the rank, of 8 bits but for order_reach; all keep the order of equal
+ * ranks, which is that of the ids. */
 #include "kernels/cpu/order.h"
-#include "kernels/cpu/math.h"
 
 #include <assert.h>
+#include <stdbool.h>
 
-uint64_t order_pack(float z, int32_t id) {
-    uint32_t u = cop_bits(z + 0.0f); /* -0 becomes +0 */
-    uint32_t ascending = u & 0x80000000u ? ~u : u | 0x80000000u;
-    return (uint64_t)~ascending << 32 | (uint32_t)id;
-}
+enum { WIDE_BITS = 11, WIDE_DIGITS = 1 << WIDE_BITS }; /* three of them hold a rank */
 
 static unsigned digit(uint64_t packed, int shift) { return (unsigned)(packed >> (32 + shift)) & 0xffu; }
+
+static uint32_t rank_of(uint64_t packed) { return (uint32_t)(packed >> 32); }
 
 void order_select(uint64_t *items, int n, int k) {
     assert(k >= 0 && k <= n);
@@ -21,21 +19,46 @@ void order_select(uint64_t *items, int n, int k) {
     int want = k;
     for (int shift = 24; shift >= 0; shift -= 8) {
         int counts[256] = {0};
-        for (int i = 0; i < n; i++)
-            if (shift == 24 || (uint32_t)(items[i] >> 32) >> (shift + 8) == prefix >> (shift + 8))
-                counts[digit(items[i], shift)]++;
+        uint32_t mask = shift == 24 ? 0 : UINT32_MAX << (shift + 8);
+        for (int i = 0; i < n; i++) counts[digit(items[i], shift)] += (rank_of(items[i]) & mask) == prefix;
         unsigned d = 0;
         for (; counts[d] < want; d++) want -= counts[d];
         prefix |= d << shift;
     }
     int kept = 0;
     for (int i = 0; i < n; i++) {
-        uint32_t rank = (uint32_t)(items[i] >> 32);
+        uint32_t rank = rank_of(items[i]);
         if (rank > prefix || (rank == prefix && want == 0)) continue;
         want -= rank == prefix;
         items[kept++] = items[i];
     }
     assert(kept == k);
+}
+
+uint64_t order_reach(const uint64_t *items, const uint64_t *weights, int n, double share) {
+    assert(share > 0.0);
+    /* As above with sums for counts, and wider digits: the ranks of logits crowd in few of them, and each
+     * addition to one sum waits for the last.  `sum` is that of all ranks better than `prefix`; it is below
+     * the share. */
+    uint32_t prefix = 0;
+    uint64_t sum = 0;
+    for (int shift = 2 * WIDE_BITS; shift >= 0; shift -= WIDE_BITS) {
+        uint64_t sums[WIDE_DIGITS] = {0};
+        uint32_t mask = shift + WIDE_BITS < 32 ? UINT32_MAX << (shift + WIDE_BITS) : 0;
+        for (int i = 0; i < n; i++)
+            sums[rank_of(items[i]) >> shift & (WIDE_DIGITS - 1)] +=
+                (rank_of(items[i]) & mask) == prefix ? weights[i] : 0;
+        unsigned d = 0;
+        for (; d < WIDE_DIGITS - 1 && (double)(sum + sums[d]) < share; d++) sum += sums[d];
+        prefix |= d << shift;
+    }
+    uint64_t last = 0;
+    for (int i = 0; i < n && (double)sum < share; i++) {
+        if (rank_of(items[i]) != prefix) continue;
+        sum += weights[i];
+        last = items[i];
+    }
+    return last;
 }
 
 void order_sort(uint64_t *items, uint64_t *spare, int n) {

@@ -1,26 +1,25 @@
 /* Drawing and scoring tokens.
  *
  * One draw, in the order of PROTOCOL.md:
- *   absent ids out -> top_k -> weights w = exp(y - max) in 2^-40 fixed point -> top_p -> min_p -> noise and
- * argmax Truncated rows are drawn from a copy in which dropped logits are -inf: exp makes them +0 in every
- * sum, and they win no argmax, so one path serves all.  Integers decide what is kept, so no order of
- * summation enters it. */
-#include "kernels/cpu/cpu.h"
+ *   absent ids out -> top_k -> weights w = exp(y - max) in 2^-40 fixed point -> top_p -> min_p -> noise
+ *
+ * The token is the argmax over logits and noise.  Sum and noise run over the vocabulary, with -inf at ids
+ * that are dropped: those add +0 to the sum and win no argmax.  Where few are kept, running over these in
+ * order of id therefore gives the same bits. */
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/order.h"
+#include "kernels/cpu/scalar.h"
+#include "kernels/cpu/truncate.h"
 
 #include <assert.h>
 #include <string.h>
 
-#define FIXED_ONE 0x1p40
+#define SPARSE 8 /* walk over the kept ids alone if they are at most the 8th part: each costs more so */
 
-/* log-softmax at `value`, both already scaled by the temperature. */
-static float log_probability(float value, float max, float sum) { return (value - max) - cop_log(sum); }
-
-static int32_t first_of(const float *z, int vocab, float value) {
-    int32_t id = 0;
-    while (id < vocab - 1 && z[id] != value) id++;
-    return id;
+/* log-softmax at `value`, both already scaled by the temperature.  Adding 0 makes -0 a +0: which zero the
+ * maximum is depends on the instruction set. */
+static float log_probability(float value, float max, float sum) {
+    return (value - max) - cop_log(sum) + 0.0f;
 }
 
 typedef struct job {
@@ -33,114 +32,126 @@ typedef struct job {
     int vocab, stride;
 } job;
 
-static const float *row_of(const job *j, int row) { return j->logits + (size_t)row * (size_t)j->stride; }
-
-/* ---- Truncation. */
-
-/* The ids that are not yet dropped, in order of id. */
-static int candidates(cpu_scratch *s, int vocab) {
-    int n = 0;
-    for (int32_t id = 0; id < vocab; id++)
-        if (s->masked[id] > -INFINITY) s->order[n++] = order_pack(s->masked[id], id);
-    return n;
+/* Look through n logits that will be multiplied by `scale`; false where that leaves no distribution. */
+static bool read_row(cpu_row *r, const cpu_ops *ops, const float *z, int n, float scale, cpu_scratch *s) {
+    *r = (cpu_row){.z = z, .blocks = s->blocks, .n = n};
+    if (!ops->block_max(s->blocks, z, n)) return false;
+    ops->max(&r->max, s->blocks, (n + CPU_MAX_BLOCK - 1) / CPU_MAX_BLOCK);
+    return isfinite(r->max) && isfinite(r->max * scale);
 }
 
-/* exp(y - max) of the n candidates, as they stand, into s->spare. */
-static const float *weigh(const k_ctx *k, const k_draw *d, cpu_scratch *s, int n, float max) {
-    uint32_t *words = (uint32_t *)s->spare;
-    for (int i = 0; i < n; i++) words[i] = cop_bits(s->masked[order_id(s->order[i])] * d->inv_temp - max);
-    k->ops->map(CPU_EXP, words, (size_t)n);
-    return (const float *)s->spare;
-}
-
-static uint64_t fixed(float weight) { return (uint64_t)((double)weight * FIXED_ONE); }
-
-/* How many of the sorted candidates top_p keeps: the shortest run that reaches its share, at least one. */
-static int nucleus(const float *weights, int n, double top_p) {
-    uint64_t total = 0, sum = 0;
-    for (int i = 0; i < n; i++) total += fixed(weights[i]);
-    double share = top_p * (double)total;
-    int kept = 0;
-    while (kept < n) {
-        sum += fixed(weights[kept++]);
-        if ((double)sum >= share) break;
-    }
-    return kept;
-}
-
-/* The best weight is exp(0), exactly FIXED_ONE. */
-static int above_min_p(uint64_t *order, const float *weights, int n, double min_p) {
-    int kept = 0;
-    for (int i = 0; i < n; i++)
-        if ((double)fixed(weights[i]) >= min_p * FIXED_ONE) order[kept++] = order[i];
-    return kept;
-}
-
-/* Cut s->masked, whose greatest logit scaled is `max`, down to what the draw keeps.  Returns the number kept,
- * which lie in s->order (best first, unless only min_p is on), or -1 where nothing is cut. */
-static int truncate_row(const k_ctx *k, const k_draw *d, cpu_scratch *s, int vocab, float max) {
-    bool nucleus_on = d->top_p < 1.0;
-    if (d->top_k <= 0 && !nucleus_on && d->min_p <= 0.0) return -1;
-    int n = candidates(s, vocab);
-    if (d->top_k > 0 && d->top_k < n) {
-        order_select(s->order, n, d->top_k);
-        n = d->top_k;
-    }
-    if (nucleus_on || d->top_k > 0) order_sort(s->order, s->spare, n);
-    if (nucleus_on || d->min_p > 0.0) {
-        const float *weights = weigh(k, d, s, n, max);
-        if (nucleus_on) n = nucleus(weights, n, d->top_p);
-        if (d->min_p > 0.0) n = above_min_p(s->order, weights, n, d->min_p);
-    }
-    /* Keep the logits of those aside while the row is cleared. */
-    for (int i = 0; i < n; i++) s->spare[i] = cop_bits(s->masked[order_id(s->order[i])]);
-    for (int i = 0; i < vocab; i++) s->masked[i] = -INFINITY;
-    for (int i = 0; i < n; i++) s->masked[order_id(s->order[i])] = cop_float((uint32_t)s->spare[i]);
-    return n;
-}
-
-static void mask_absent(const k_draw *d, cpu_scratch *s, const float *z, int vocab) {
-    memcpy(s->masked, z, (size_t)vocab * sizeof *z);
-    for (int i = 0; i < d->n_absent; i++)
-        if (d->absent[i] >= 0 && d->absent[i] < vocab) s->masked[d->absent[i]] = -INFINITY;
+static bool read_job_row(cpu_row *r, const job *j, int row, float scale, cpu_scratch *s) {
+    return read_row(r, j->k->ops, j->logits + (size_t)row * (size_t)j->stride, j->vocab, scale, s);
 }
 
 /* ---- One draw. */
 
+/* Let the row be a copy of itself without the ids that are absent. */
+static bool mask_absent(cpu_row *r, const cpu_ops *ops, const k_draw *d, cpu_scratch *s) {
+    memcpy(s->masked, r->z, (size_t)r->n * sizeof *r->z);
+    for (int i = 0; i < d->n_absent; i++)
+        if (d->absent[i] >= 0 && d->absent[i] < r->n) s->masked[d->absent[i]] = -INFINITY;
+    return read_row(r, ops, s->masked, r->n, d->inv_temp, s);
+}
+
+static int32_t first_best(const cpu_row *r) {
+    int32_t id = 0;
+    for (int b = 0; r->blocks[b] != r->max; b++) id += CPU_MAX_BLOCK;
+    while (r->z[id] != r->max) id++;
+    return id;
+}
+
+/* Let the row be a copy of itself in which all but the n kept ids are -inf. */
+static void mask_dropped(cpu_row *r, cpu_scratch *s, int n) {
+    int32_t id = 0;
+    for (int i = 0; i < n; i++) {
+        int32_t kept = order_id(s->order[i]);
+        while (id < kept) s->masked[id++] = -INFINITY;
+        s->masked[id++] = r->z[kept];
+    }
+    while (id < r->n) s->masked[id++] = -INFINITY;
+    r->z = s->masked;
+}
+
+/* Rule 7 over kept ids alone. */
+static float sum_kept(const cpu_scratch *s, int n) {
+    float sum = 0.0f;
+    for (int i = 0; i < n;) {
+        int32_t tile = order_id(s->order[i]) / CPU_SOFTMAX_TILE;
+        float lanes[CPU_LANES] = {0};
+        for (; i < n && order_id(s->order[i]) / CPU_SOFTMAX_TILE == tile; i++) {
+            float *lane = &lanes[order_id(s->order[i]) % CPU_LANES];
+            *lane = *lane + s->weights[i];
+        }
+        sum = sum + cpu_lane_tree(lanes);
+    }
+    return sum;
+}
+
+/* The noise of n kept ids, into s->spare. */
+static const float *noise_kept(const cpu_ops *ops, const k_draw *d, cpu_scratch *s, int n) {
+    uint32_t *noise = (uint32_t *)s->spare, counter[4] = {0, d->index, d->sample, d->prompt_hash}, words[4];
+    for (int i = 0; i < n; i++) {
+        uint32_t id = (uint32_t)order_id(s->order[i]);
+        if (i == 0 || id / 4 != counter[0]) {
+            counter[0] = id / 4;
+            cop_philox(counter, d->key, words);
+        }
+        noise[i] = words[id % 4];
+    }
+    ops->map(CPU_GUMBEL, noise, (size_t)n);
+    return (const float *)noise;
+}
+
+static int32_t draw_kept(const cpu_ops *ops, const k_draw *d, const cpu_row *r, cpu_scratch *s, int n) {
+    const float *noise = noise_kept(ops, d, s, n);
+    int32_t best = -1;
+    float best_score = -INFINITY;
+    for (int i = 0; i < n; i++) {
+        int32_t id = order_id(s->order[i]);
+        float score = fmaf(r->z[id], d->inv_temp, noise[i]);
+        if (!(score > best_score)) continue;
+        best_score = score;
+        best = id;
+    }
+    return best;
+}
+
+static void list_kept(const k_draw *d, k_drawn *out, cpu_scratch *s, int n) {
+    if (!d->kept || d->top_k <= 0) return;
+    order_sort(s->order, s->spare, n);
+    for (int i = 0; i < n; i++) d->kept[i] = order_id(s->order[i]);
+    out->n_kept = n;
+}
+
 static void draw_one(const job *j, const k_draw *d, k_drawn *out, cpu_scratch *s) {
     const cpu_ops *ops = j->k->ops;
-    const float *z = row_of(j, d->row);
+    cpu_row whole;
     *out = (k_drawn){.token = -1};
-    float max;
-    if (!ops->max(&max, z, j->vocab) || !isfinite(max) || !isfinite(max * d->inv_temp)) return;
-    float model_max = max, model_sum = ops->exp_sum(z, j->vocab, 1.0f, max);
+    if (!read_job_row(&whole, j, d->row, d->inv_temp, s)) return;
+    cpu_row r = whole;
+    if (d->n_absent > 0 && !mask_absent(&r, ops, d, s)) return; /* nothing is left */
 
-    bool greedy = d->inv_temp == 0.0f;
-    bool masked = d->n_absent > 0 || d->top_k > 0 || d->top_p < 1.0 || d->min_p > 0.0;
-    const float *from = z;
-    int n_kept = -1;
-    if (masked) {
-        mask_absent(d, s, z, j->vocab);
-        from = s->masked;
-        ops->max(&max, from, j->vocab);
-        if (!isfinite(max) || !isfinite(max * d->inv_temp)) return; /* nothing is left */
-        if (!greedy) n_kept = truncate_row(j->k, d, s, j->vocab, max * d->inv_temp);
-    }
-    if (greedy) {
-        out->token = first_of(from, j->vocab, max);
-        s->order[0] = order_pack(max, out->token);
-        n_kept = 1;
+    float model_sum = d->want_model ? ops->exp_sum(whole.z, whole.n, 1.0f, whole.max) : 0.0f;
+    float max = r.max * d->inv_temp, sum = 1.0f;
+    int n = whole.n;
+    if (d->inv_temp == 0.0f) { /* all is on one id */
+        out->token = first_best(&r);
+        s->order[0] = order_pack(r.max, out->token);
+        n = 1;
+    } else if (truncates(d) && (n = truncate_row(j->k, d, &r, s)) <= r.n / SPARSE) {
+        out->token = draw_kept(ops, d, &r, s, n);
+        sum = sum_kept(s, n);
     } else {
+        if (n < r.n) mask_dropped(&r, s, n);
         cpu_noise noise = {{d->key[0], d->key[1]}, d->index, d->sample, d->prompt_hash};
-        bool plain = !masked && d->inv_temp == 1.0f; /* the model's own distribution: one sum serves both */
-        float sum = plain ? model_sum : ops->exp_sum(from, j->vocab, d->inv_temp, max * d->inv_temp);
-        out->token = ops->draw(from, j->vocab, d->inv_temp, &noise);
-        out->logprob = log_probability(z[out->token] * d->inv_temp, max * d->inv_temp, sum);
+        bool as_model = d->want_model && r.z == whole.z && d->inv_temp == 1.0f; /* one sum serves both */
+        out->token = ops->draw(r.z, r.n, d->inv_temp, &noise);
+        sum = as_model ? model_sum : ops->exp_sum(r.z, r.n, d->inv_temp, max);
     }
-    out->model_logprob = log_probability(z[out->token], model_max, model_sum);
-    if (!d->kept || d->top_k <= 0) return;
-    out->n_kept = n_kept;
-    for (int i = 0; i < n_kept; i++) d->kept[i] = order_id(s->order[i]);
+    list_kept(d, out, s, n);
+    out->logprob = log_probability(r.z[out->token] * d->inv_temp, max, sum);
+    out->model_logprob = d->want_model ? log_probability(r.z[out->token], whole.max, model_sum) : 1.0f;
 }
 
 static void draw_part(const void *p, int first, int end, int thread) {
@@ -168,20 +179,17 @@ void k_sample(k_ctx *k, k_drawn *out, const k_draw *draws, int n, const float *l
 /* ---- Scores. */
 
 static bool score_one(const job *j, const k_target *t, float *logprob, cpu_scratch *s) {
-    const cpu_ops *ops = j->k->ops;
-    const float *z = row_of(j, t->row);
-    float max;
-    if (!ops->max(&max, z, j->vocab) || !isfinite(max) || !isfinite(max * t->inv_temp)) return false;
-    max = max * t->inv_temp;
-    float sum = ops->exp_sum(z, j->vocab, t->inv_temp, max);
-    if (t->token >= 0) *logprob = log_probability(z[t->token] * t->inv_temp, max, sum);
+    cpu_row r;
+    if (!read_job_row(&r, j, t->row, t->inv_temp, s)) return false;
+    float max = r.max * t->inv_temp;
+    float sum = j->k->ops->exp_sum(r.z, r.n, t->inv_temp, max);
+    if (t->token >= 0) *logprob = log_probability(r.z[t->token] * t->inv_temp, max, sum);
     if (t->top <= 0) return true;
-    for (int32_t id = 0; id < j->vocab; id++) s->order[id] = order_pack(z[id], id);
-    order_select(s->order, j->vocab, t->top);
+    truncate_best(&r, t->top, s);
     order_sort(s->order, s->spare, t->top);
     for (int i = 0; i < t->top; i++) {
         t->top_ids[i] = order_id(s->order[i]);
-        t->top_logprobs[i] = log_probability(z[t->top_ids[i]] * t->inv_temp, max, sum);
+        t->top_logprobs[i] = log_probability(r.z[t->top_ids[i]] * t->inv_temp, max, sum);
     }
     return true;
 }

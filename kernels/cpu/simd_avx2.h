@@ -35,12 +35,14 @@ static inline vi vi_sub(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 static inline vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
 static inline vi vi_or(vi a, vi b) { return _mm256_or_si256(a, b); }
 static inline vi vi_xor(vi a, vi b) { return _mm256_xor_si256(a, b); }
+static inline vi vi_max_unsigned(vi a, vi b) { return _mm256_max_epu32(a, b); }
 static inline vi vi_left(vi a, int n) { return _mm256_slli_epi32(a, n); }
 static inline vi vi_right(vi a, int n) { return _mm256_srli_epi32(a, n); }
 static inline vi vi_right_signed(vi a, int n) { return _mm256_srai_epi32(a, n); }
 static inline vf v_of(vi bits) { return _mm256_castsi256_ps(bits); }
 static inline vi vi_of(vf x) { return _mm256_castps_si256(x); }
-static inline vf v_from_int(vi x) { return _mm256_cvtepi32_ps(x); } /* signed */
+static inline vf v_from_int(vi x) { return _mm256_cvtepi32_ps(x); }   /* signed */
+static inline vi vi_truncate(vf x) { return _mm256_cvttps_epi32(x); } /* to signed */
 
 static inline vm vm_less(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 static inline vm vm_greater(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }

@@ -39,12 +39,14 @@ static inline vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 static inline vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 static inline vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
 static inline vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
+static inline vi vi_max_unsigned(vi a, vi b) { return _mm512_max_epu32(a, b); }
 static inline vi vi_left(vi a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
 static inline vi vi_right(vi a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
 static inline vi vi_right_signed(vi a, int n) { return _mm512_srai_epi32(a, (unsigned)n); }
 static inline vf v_of(vi bits) { return _mm512_castsi512_ps(bits); }
 static inline vi vi_of(vf x) { return _mm512_castps_si512(x); }
 static inline vf v_from_int(vi x) { return _mm512_cvtepi32_ps(x); }
+static inline vi vi_truncate(vf x) { return _mm512_cvttps_epi32(x); }
 
 static inline vm vm_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 static inline vm vm_greater(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }

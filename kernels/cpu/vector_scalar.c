@@ -56,6 +56,14 @@ bool cpu_max_scalar(float *max, const float *x, int n) {
     return true;
 }
 
+bool cpu_block_max_scalar(float *max, const float *x, int n) {
+    for (int first = 0; first < n; first += CPU_MAX_BLOCK) {
+        int length = n - first < CPU_MAX_BLOCK ? n - first : CPU_MAX_BLOCK;
+        if (!cpu_max_scalar(max++, x + first, length)) return false;
+    }
+    return true;
+}
+
 /* Element i of a tile of 1024 goes to lane i % 16 by plain addition. */
 float cpu_exp_sum_scalar(const float *x, int n, float scale, float max) {
     float sum = 0.0f;
@@ -67,6 +75,15 @@ float cpu_exp_sum_scalar(const float *x, int n, float scale, float max) {
             lanes[i % CPU_LANES] = lanes[i % CPU_LANES] + cop_exp(y - max);
         }
         sum = sum + cpu_lane_tree(lanes);
+    }
+    return sum;
+}
+
+uint64_t cpu_fixed_sum_scalar(const float *x, int n, float scale, float max) {
+    uint64_t sum = 0;
+    for (int i = 0; i < n; i++) {
+        float y = x[i] * scale;
+        sum += (uint64_t)((double)cop_exp(y - max) * CPU_FIXED_ONE);
     }
     return sum;
 }
@@ -119,7 +136,9 @@ const cpu_ops cpu_ops_scalar = {
     .rotate = cpu_rotate_scalar,
     .softcap = cpu_softcap_scalar,
     .max = cpu_max_scalar,
+    .block_max = cpu_block_max_scalar,
     .exp_sum = cpu_exp_sum_scalar,
+    .fixed_sum = cpu_fixed_sum_scalar,
     .draw = cpu_draw_scalar,
     .map = cpu_map_scalar,
     .probe = &cpu_probe_scalar,

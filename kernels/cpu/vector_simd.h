@@ -92,6 +92,22 @@ static bool max(float *greatest, const float *x, int n) {
     return cpu_max_scalar(greatest, last, count);
 }
 
+static bool block_max(float *out, const float *x, int n) {
+    vm nan = vm_none();
+    int i = 0;
+    for (; i + CPU_MAX_BLOCK <= n; i += CPU_MAX_BLOCK) {
+        vf best = v_load(x + i);
+        nan = vm_or(nan, vm_nan(best));
+        for (int j = V_LANES; j < CPU_MAX_BLOCK; j += V_LANES) {
+            vf v = v_load(x + i + j);
+            nan = vm_or(nan, vm_nan(v));
+            best = v_max(best, v);
+        }
+        *out++ = v_greatest(best);
+    }
+    return !vm_bits(nan) && cpu_block_max_scalar(out, x + i, n - i);
+}
+
 static float exp_sum(const float *x, int n, float factor, float greatest) {
     float sum = 0.0f;
     for (int first = 0; first < n; first += CPU_SOFTMAX_TILE) {
@@ -114,6 +130,31 @@ static float exp_sum(const float *x, int n, float factor, float greatest) {
     return sum;
 }
 
+/* A weight times 2^40 is taken apart into whole multiples of 2^24, at most 2^16, and the rest below 2^24.
+ * Both are exact: a weight has 24 bits, and scaling by a power of two rounds nothing.  A lane adds up at most
+ * 128 of each per tile, so neither sum leaves 32 bits. */
+static uint64_t fixed_sum(const float *x, int n, float factor, float greatest) {
+    uint64_t sum = 0;
+    int i = 0;
+    while (i + V_LANES <= n) {
+        int end = n - i < CPU_SOFTMAX_TILE ? n : i + CPU_SOFTMAX_TILE;
+        vi high = vi_set(0), low = high;
+        for (; i + V_LANES <= end; i += V_LANES) {
+            vf y = v_mul(v_load(x + i), v_set(factor));
+            vf weight = v_mul(v_exp(v_sub(y, v_set(greatest))), v_set(0x1p16f));
+            vi whole = vi_truncate(weight);
+            vf rest = v_sub(weight, v_from_int(whole));
+            high = vi_add(high, whole);
+            low = vi_add(low, vi_truncate(v_mul(rest, v_set(0x1p24f))));
+        }
+        uint32_t highs[V_LANES], lows[V_LANES];
+        vi_store(highs, high);
+        vi_store(lows, low);
+        for (int j = 0; j < V_LANES; j++) sum += ((uint64_t)highs[j] << 24) + lows[j];
+    }
+    return sum + cpu_fixed_sum_scalar(x + i, n - i, factor, greatest);
+}
+
 /* The random words of ids [id, id + 4 * V_LANES), in order.  id % 4 == 0. */
 static void noise_words(vi words[4], int32_t id, const cpu_noise *noise) {
     vi c[4] = {vi_add(vi_set((uint32_t)id / 4), vi_lanes()), vi_set(noise->index), vi_set(noise->sample),
@@ -122,20 +163,40 @@ static void noise_words(vi words[4], int32_t id, const cpu_noise *noise) {
     vi_interleave(words, c);
 }
 
-/* Each lane keeps its first best; the best of the lanes is the lowest id of the greatest score. */
+#define NOISE_MAX 23.0f /* more than cop_gumbel ever gives */
+
+/* Whether one of 4 * V_LANES words can give a score above a bar; a holds, for the greatest logit of a lane,
+ * logit * factor - bar.  That takes noise g > -a.  As g = -ln E with E = -ln u >= 1 - u, it takes 1 - u <
+ * e^a; 1 - u is the complement of a word.  The margin covers every rounding, those of g included, a hundred
+ * times over. */
+static bool can_beat(const vi words[4], vf a) {
+    vi most = vi_max_unsigned(vi_max_unsigned(words[0], words[1]), vi_max_unsigned(words[2], words[3]));
+    vf rest = v_mul(v_from_unsigned(vi_xor(most, vi_set(UINT32_MAX))), v_set(0x1p-32f));
+    return vm_bits(vm_less(rest, v_mul(v_exp(a), v_set(1.001f)))) != 0;
+}
+
+/* Each lane keeps its first best; the best of the lanes is the lowest id of the greatest score.  Ids that
+ * cannot beat the best so far, which are all lower, are passed over. */
 static int32_t draw(const float *x, int n, float factor, const cpu_noise *noise) {
     vf best = v_set(-INFINITY);
     vi best_id = vi_set(0);
+    float bar = -INFINITY;
     int32_t i = 0;
     for (; i + 4 * V_LANES <= n; i += 4 * V_LANES) {
+        vf most = v_load(x + i);
+        for (int j = 1; j < 4; j++) most = v_max(most, v_load(x + i + V_LANES * j));
+        vf a = v_fma(most, v_set(factor), v_set(-bar));
+        if (!vm_bits(vm_greater(a, v_set(-NOISE_MAX)))) continue;
         vi words[4];
         noise_words(words, i, noise);
+        if (!can_beat(words, a)) continue;
         for (int j = 0; j < 4; j++) {
             vf score = v_fma(v_load(x + i + V_LANES * j), v_set(factor), v_gumbel(words[j]));
             vm better = vm_greater(score, best);
             best = v_select(better, score, best);
             best_id = vi_select(better, vi_add(vi_set((uint32_t)(i + V_LANES * j)), vi_lanes()), best_id);
         }
+        bar = v_greatest(best);
     }
     float scores[V_LANES];
     int32_t ids[V_LANES];
@@ -175,4 +236,5 @@ static void map(cpu_function f, uint32_t *words, size_t n) {
 /* The table's fields that lie in this file. */
 #define VECTOR_OPS                                                                                           \
     .inverse_rms = inverse_rms, .scale = scale, .mix = mix, .sub_scaled = sub_scaled, .rotate = rotate,      \
-    .softcap = softcap, .max = max, .exp_sum = exp_sum, .draw = draw, .map = map
+    .softcap = softcap, .max = max, .block_max = block_max, .exp_sum = exp_sum, .fixed_sum = fixed_sum,      \
+    .draw = draw, .map = map

@@ -12,7 +12,7 @@ static k_ctx *best(int n_threads) {
     return k;
 }
 
-static const k_draw plain = {.inv_temp = 1.0f, .top_p = 1.0};
+static const k_draw plain = {.inv_temp = 1.0f, .top_p = 1.0, .want_model = true};
 
 /* ---- The noise. */
 
@@ -258,7 +258,7 @@ static void temperature_0_takes_the_first_best(void **state) {
     (void)state;
     k_ctx *k = best(1);
     static const float z[] = {-5, -3, -3, -4};
-    k_draw d = {.inv_temp = 0.0f, .top_p = 0.5, .min_p = 0.5, .top_k = 3};
+    k_draw d = {.inv_temp = 0.0f, .top_p = 0.5, .min_p = 0.5, .top_k = 3, .want_model = true};
     k_drawn out = KEPT(k, z, 4, d, 1);
     assert_true(out.logprob == 0.0f && out.model_logprob < -0.5f);
     k_close(k);
