@@ -4,7 +4,7 @@
  * and may return before they are done; k_sync() waits and tells the first failure.  Pointers to activations, pages and
  * tables are backend memory from k_alloc(): only operations, k_write() and k_read() touch them.  (On the CPU that is
  * ordinary memory and operations are done when they return.)  All activations are fp32; in the bf16 profile those that
- * feed a matrix hold values that are already rounded to bf16.  One thread (the engine's) uses a k_ctx.
+ * feed a matrix hold values that are already rounded to bf16.  One thread (the engine's) uses a k_ctx, but for packing.
  *
  * Every value of an output row is a function of that row's inputs alone: not of n, of the other rows, of the number of
  * threads or of the instruction set.
@@ -45,13 +45,16 @@ void k_read(k_ctx *k, void *to, const void *from, size_t n_bytes);  /* backend t
 
 /* A matrix [n_out, n_in], packed for k_gemm, in the profile's dtype (rounded to bf16, or fp32). */
 typedef struct k_matrix k_matrix;
-cop_status k_matrix_open(k_ctx *k, k_matrix **out, int n_out, int n_in, cop_error *err); /* all zero */
-/* Pack rows [first, first + n) from fp32 [n, n_in] in host memory.  Borrows `rows` for the call. */
+/* Its rows hold anything until they are packed. */
+cop_status k_matrix_open(k_ctx *k, k_matrix **out, int n_out, int n_in, cop_error *err);
+/* Pack rows [first, first + n) from fp32 [n, n_in] in host memory.  Borrows `rows` for the call.  Any thread; several
+ * may pack at once if no two of them share a group of K_PACK_ROWS rows (a table: a row). */
+#define K_PACK_ROWS 16
 void k_matrix_pack(k_ctx *k, k_matrix *m, int first, int n, const float *rows);
 void k_matrix_close(k_ctx *k, k_matrix *m);
 size_t k_matrix_bytes(const k_matrix *m);
 
-/* A table of embedding rows [n_rows, dim] in the profile's dtype. */
+/* A table of embedding rows [n_rows, dim] in the profile's dtype; they hold anything until they are packed. */
 typedef struct k_table k_table;
 cop_status k_table_open(k_ctx *k, k_table **out, int n_rows, int dim, cop_error *err);
 void k_table_pack(k_ctx *k, k_table *t, int first, int n, const float *rows);
