@@ -78,7 +78,7 @@ static void set_limits(engine *e) {
 
 static cop_status open_parts(engine *e, checkpoint *c, cop_error *err) {
     int threads = e->o.n_threads > 0 ? e->o.n_threads : cpu_count();
-    cop_status status = k_open(&e->k, e->o.profile, threads, err);
+    cop_status status = k_open(&e->k, e->o.profile, threads, e->o.pin, err);
     if (status == COP_OK) status = k_reserve(e->k, e->a.vocab, err);
     if (status == COP_OK) status = weights_open(&e->w, e->k, c, err);
     if (status == COP_OK)

@@ -311,7 +311,7 @@ cop_status weights_load(weights *w, checkpoint *c, cop_error *err) {
     cop_status status = COP_OK;
     if (!l.wide || !l.chunks[0].raw || !l.chunks[1].raw || !l.hash)
         status = cop_fail(err, COP_ENOMEM, "could not allocate memory to load weights");
-    if (status == COP_OK) status = threads_open(&l.pool, n_threads, err);
+    if (status == COP_OK) status = threads_open(&l.pool, n_threads, NULL, err);
     if (status == COP_OK) status = load_all(&l, err);
     threads_close(l.pool);
     XXH3_freeState(l.hash);

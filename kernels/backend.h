@@ -24,9 +24,14 @@ typedef enum precision { PRECISION_BF16, PRECISION_F32 } precision;
 typedef struct k_ctx k_ctx;
 
 /* Start a backend on the CPU.
- *   n_threads  1.. ; the calling thread counts as one of them
- * Errors: COP_EINVAL (COPPICE_ISA), COP_ENOMEM, COP_EIO (no thread could be started). */
-cop_status k_open(k_ctx **out, precision profile, int n_threads, cop_error *err);
+ *   n_threads  1.. ; the thread that uses the k_ctx counts as one of them, number 0
+ *   pin        bind thread i to the i-th core of the calling thread's affinity mask; number 0 when k_bind() is called
+ * Errors: COP_EINVAL (COPPICE_ISA, fewer cores than pinned threads), COP_ENOMEM, COP_EIO (no thread could be started
+ * or bound). */
+cop_status k_open(k_ctx **out, precision profile, int n_threads, bool pin, cop_error *err);
+/* The calling thread is the one that uses `k` from now on: if it was opened so, bind it to its core, on which it stays.
+ * Threads that it starts afterwards would share that core.  A failure is told by k_sync. */
+void k_bind(k_ctx *k);
 void k_close(k_ctx *k);
 precision k_precision(const k_ctx *k);
 cpu_isa k_isa(const k_ctx *k);

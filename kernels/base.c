@@ -2,7 +2,6 @@
 #include "kernels/base.h"
 
 #include <assert.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -188,24 +187,6 @@ cop_status cpu_isa_pick(cpu_isa *isa, cop_error *err) {
         return COP_OK;
     }
     return cop_fail(err, COP_EINVAL, "unknown COPPICE_ISA \"%s\": it is scalar or avx2", name);
-}
-
-/* The quota of a version 2 cgroup in whole cores, rounded up; 0: none. */
-static int cgroup_cores(void) {
-    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
-    if (!f) return 0;
-    long quota, period;
-    int n = fscanf(f, "%ld %ld", &quota, &period);
-    fclose(f);
-    return n == 2 && quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
-}
-
-int cpu_count(void) {
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    int quota = cgroup_cores();
-    if (quota > 0 && quota < n) n = quota;
-    return n < 1 ? 1 : n;
 }
 
 double clock_seconds(void) {

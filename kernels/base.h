@@ -104,7 +104,7 @@ typedef enum cpu_isa { CPU_SCALAR, CPU_AVX2 } cpu_isa;
 cop_status cpu_isa_pick(cpu_isa *isa, cop_error *err);
 const char *cpu_isa_name(cpu_isa isa);
 
-/* Cores that this process may use: affinity mask and cgroup quota respected; at least 1. */
+/* Cores that this process may use: its affinity mask, and the quotas of its cgroups; at least 1. */
 int cpu_count(void);
 
 /* Seconds on the monotonic clock.  Any thread. */

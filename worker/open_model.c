@@ -10,6 +10,7 @@ static cop_status open_engine(open_model *o, checkpoint *c, const model_options 
     engine_options e = engine_defaults();
     e.profile = strcmp(m->precision, "f32") ? PRECISION_BF16 : PRECISION_F32;
     e.n_threads = (int)m->threads;
+    e.pin = m->pin;
     e.context = (int)m->context;
     e.kv_memory = m->kv_memory;
     return engine_open(&o->engine, c, o->tokenizer, &e, err);

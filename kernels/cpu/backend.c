@@ -1,11 +1,22 @@
 /* The CPU backend's life, memory, weights and tables.  Operations: ops.c and sample.c. */
+#include "kernels/cores.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/math.h"
 
 #include <assert.h>
 #include <string.h>
 
-cop_status k_open(k_ctx **out, precision profile, int n_threads, cop_error *err) {
+/* The cores that n pinned threads get, one each. */
+static cop_status choose_cores(k_ctx *k, int n, cop_error *err) {
+    k->cores = mem_alloc((size_t)n, sizeof *k->cores);
+    if (!k->cores) return cop_fail(err, COP_ENOMEM, "could not allocate the CPU backend");
+    int n_allowed = cores_allowed(k->cores, n);
+    if (n_allowed >= n) return COP_OK;
+    return cop_fail(err, COP_EINVAL, "cannot bind %d threads to a core each: the process may use %d", n,
+                    n_allowed);
+}
+
+cop_status k_open(k_ctx **out, precision profile, int n_threads, bool pin, cop_error *err) {
     assert(out && n_threads >= 1);
     *out = NULL;
     cpu_isa isa;
@@ -16,7 +27,8 @@ cop_status k_open(k_ctx **out, precision profile, int n_threads, cop_error *err)
     k->profile = profile;
     k->isa = fast ? isa : CPU_SCALAR;
     k->ops = fast ? fast : &cpu_ops_scalar;
-    cop_status status = threads_open(&k->threads, n_threads, err);
+    cop_status status = pin ? choose_cores(k, n_threads, err) : COP_OK;
+    if (status == COP_OK) status = threads_open(&k->threads, n_threads, k->cores, err);
     if (status == COP_OK) {
         k->scratch = mem_zalloc((size_t)n_threads, sizeof *k->scratch);
         if (!k->scratch) status = cop_fail(err, COP_ENOMEM, "could not allocate the CPU backend");
@@ -27,6 +39,12 @@ cop_status k_open(k_ctx **out, precision profile, int n_threads, cop_error *err)
     }
     *out = k;
     return COP_OK;
+}
+
+void k_bind(k_ctx *k) {
+    cop_error err;
+    if (!k->cores || cores_pin(pthread_self(), k->cores[0], &err) == COP_OK) return;
+    if (k->failure.status == COP_OK) k->failure = err;
 }
 
 static void scratch_free(k_ctx *k) {
@@ -44,6 +62,7 @@ void k_close(k_ctx *k) {
     scratch_free(k);
     mem_free(k->scratch);
     threads_close(k->threads);
+    mem_free(k->cores);
     mem_free(k);
 }
 

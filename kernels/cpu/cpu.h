@@ -115,6 +115,7 @@ struct k_ctx {
     cpu_isa isa;
     const cpu_ops *ops;
     threads *threads;
+    int *cores;           /* [threads] that they are bound to, or NULL */
     slab *slab;           /* where weights are put now, or NULL */
     cpu_scratch *scratch; /* [threads] */
     int scratch_vocab;

@@ -86,7 +86,7 @@ static void pack_every_nth_group(void *arg, int index, int n) {
 static void groups_are_packed_by_several_threads(void **state) {
     (void)state;
     threads *pool;
-    assert_int_equal(threads_open(&pool, 3, NULL), COP_OK);
+    assert_int_equal(threads_open(&pool, 3, NULL, NULL), COP_OK);
     for (int p = 0; p < 2; p++) {
         precision profile = p ? PRECISION_F32 : PRECISION_BF16;
         job j = {.k = open_isa("scalar", profile, 1)};

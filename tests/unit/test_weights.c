@@ -101,7 +101,7 @@ static weights *load(k_ctx **k, int n_threads, precision profile, cop_error *err
     weights *w;
     *err = (cop_error){0};
     if (checkpoint_open(&c, folder, NULL, err) != COP_OK) fail_msg("%s", err->message);
-    if (k_open(k, profile, n_threads, err) != COP_OK) fail_msg("%s", err->message);
+    if (k_open(k, profile, n_threads, false, err) != COP_OK) fail_msg("%s", err->message);
     (void)weights_open(&w, *k, c, err);
     checkpoint_close(c);
     return w;
