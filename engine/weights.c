@@ -3,6 +3,8 @@
 
 #include "engine/weights_load.h"
 
+enum { CHUNK_ELEMENTS = 1 << 18 }; /* a megabyte of fp32: it stays in a shared cache until it is packed */
+
 static size_t packed_bytes(const weights *w) {
     size_t n = k_table_bytes(w->embed) + k_matrix_bytes(w->lm_head);
     for (int i = 0; i < w->n_layers; i++) {
@@ -26,7 +28,7 @@ cop_status weights_open(weights **out, k_ctx *k, checkpoint *c, cop_error *err) 
     cop_status status = COP_OK;
     if (!w || !w->layers) status = cop_fail(err, COP_ENOMEM, "could not allocate memory to load weights");
     for (int i = 0; status == COP_OK && i < a->n_layers; i++) w->layers[i].resid = 1.0f;
-    if (status == COP_OK) status = weights_load(w, c, err);
+    if (status == COP_OK) status = weights_load(w, c, CHUNK_ELEMENTS, err);
     if (status != COP_OK) {
         weights_close(w);
         return status;

@@ -22,8 +22,6 @@
 #include "engine/widen.h"
 #include "kernels/threads.h"
 
-enum { CHUNK_ELEMENTS = 1 << 18 }; /* elements in a chunk, at least one group of rows */
-
 static void digest_u64(XXH3_state_t *h, uint64_t v) {
     uint8_t bytes[8];
     for (int i = 0; i < 8; i++) bytes[i] = (uint8_t)(v >> 8 * i);
@@ -300,10 +298,10 @@ static size_t longest_row(const checkpoint *c) {
     return longest;
 }
 
-cop_status weights_load(weights *w, checkpoint *c, cop_error *err) {
+cop_status weights_load(weights *w, checkpoint *c, size_t chunk_elements, cop_error *err) {
     int n_threads = k_threads(w->k);
     loader l = {.w = w, .c = c, .group_elements = K_PACK_ROWS * longest_row(c)};
-    l.cap = l.group_elements > CHUNK_ELEMENTS ? l.group_elements : CHUNK_ELEMENTS;
+    l.cap = l.group_elements > chunk_elements ? l.group_elements : chunk_elements;
     l.wide = mem_alloc((size_t)n_threads, l.group_elements * sizeof *l.wide);
     l.chunks[0].raw = mem_alloc(l.cap, sizeof(double));
     l.chunks[1].raw = mem_alloc(l.cap, sizeof(double));

@@ -40,7 +40,8 @@ int k_threads(const k_ctx *k);
 /* Wait for everything enqueued; the first failure since the last call, or COP_OK. */
 cop_status k_sync(k_ctx *k, cop_error *err);
 
-/* Backend memory, 64-byte aligned, untouched.  NULL if there is none.  k_free(NULL) does nothing. */
+/* Backend memory, 64-byte aligned, untouched; what is large lies on huge pages where the system gives them.  NULL if there
+ * is none.  k_free(NULL) does nothing. */
 void *k_alloc(k_ctx *k, size_t n, size_t size);
 void k_free(k_ctx *k, void *p);
 void k_write(k_ctx *k, void *to, const void *from, size_t n_bytes); /* host to backend, enqueued, `from` copied at once */

@@ -14,6 +14,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "engine/weights_load.h"
 #include "engine/widen.h"
 #include "kernels/cpu/cpu.h"
 
@@ -120,24 +121,44 @@ static void the_digest_is_the_files_whatever_reads_it(void **state) {
     }
 }
 
-static void every_thread_count_packs_the_same(void **state) {
-    (void)state;
-    k_ctx *k1, *k3;
-    cop_error err;
-    weights *one = load(&k1, 1, PRECISION_BF16, &err), *three = load(&k3, 3, PRECISION_BF16, &err);
-    assert_true(one && three);
-    assert_int_equal(one->n_bytes, three->n_bytes);
-    assert_memory_equal(one->embed->data, three->embed->data, k_table_bytes(one->embed));
-    assert_memory_equal(one->lm_head->data, three->lm_head->data, k_matrix_bytes(one->lm_head));
-    for (int i = 0; i < one->n_layers; i++) {
-        const layer_weights *a = &one->layers[i], *b = &three->layers[i];
-        assert_memory_equal(a->q->data, b->q->data, k_matrix_bytes(a->q));
-        assert_memory_equal(a->fc->data, b->fc->data, k_matrix_bytes(a->fc));
-        assert_memory_equal(a->mlp_out->data, b->mlp_out->data, k_matrix_bytes(a->mlp_out));
-        assert_true(a->resid == b->resid && a->x0 == b->x0);
+static void check_same(const weights *a, const weights *b) {
+    assert_string_equal(a->digest, b->digest);
+    assert_memory_equal(a->embed->data, b->embed->data, k_table_bytes(a->embed));
+    assert_memory_equal(a->lm_head->data, b->lm_head->data, k_matrix_bytes(a->lm_head));
+    for (int i = 0; i < a->n_layers; i++) {
+        const layer_weights *x = &a->layers[i], *y = &b->layers[i];
+        assert_memory_equal(x->q->data, y->q->data, k_matrix_bytes(x->q));
+        assert_memory_equal(x->fc->data, y->fc->data, k_matrix_bytes(x->fc));
+        assert_memory_equal(x->mlp_out->data, y->mlp_out->data, k_matrix_bytes(x->mlp_out));
+        assert_true(x->x0 == y->x0);
     }
-    weights_close(one), weights_close(three);
-    k_close(k1), k_close(k3);
+}
+
+static void chunks_and_threads_change_nothing(void **state) {
+    (void)state;
+    k_ctx *k;
+    cop_error err;
+    weights *whole = load(&k, 1, PRECISION_BF16, &err);
+    if (!whole) fail_msg("%s", err.message);
+    static const size_t chunks[] = {1, 5000, 30000};
+    for (int n_threads = 1; n_threads <= 3; n_threads += 2)
+        for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
+            k_ctx *other;
+            checkpoint *c;
+            assert_int_equal(checkpoint_open(&c, folder, NULL, &err), COP_OK);
+            assert_int_equal(k_open(&other, PRECISION_BF16, n_threads, false, &err), COP_OK);
+            weights *w = mem_zalloc(1, sizeof *w);
+            w->k = other;
+            w->n_layers = whole->n_layers;
+            w->layers = mem_zalloc((size_t)w->n_layers, sizeof *w->layers);
+            if (weights_load(w, c, chunks[i], &err) != COP_OK) fail_msg("%s", err.message);
+            check_same(whole, w);
+            weights_close(w);
+            checkpoint_close(c);
+            k_close(other);
+        }
+    weights_close(whole);
+    k_close(k);
 }
 
 /* Where element `at` of a tensor lies in the file, and of which type it is. */
@@ -191,7 +212,7 @@ int main(void) {
         cmocka_unit_test(other_types_widen),
         cmocka_unit_test(the_first_number_that_is_not_finite_is_found),
         cmocka_unit_test(the_digest_is_the_files_whatever_reads_it),
-        cmocka_unit_test(every_thread_count_packs_the_same),
+        cmocka_unit_test(chunks_and_threads_change_nothing),
         cmocka_unit_test(the_first_bad_element_is_told),
     };
     return cmocka_run_group_tests(tests, make_copy, remove_copy);
