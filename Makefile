@@ -46,8 +46,8 @@ $B/lib%.a:
 $B/kernels/cpu/%_avx2.o: override CFLAGS += $(if $(filter x86_64,$(shell uname -m)),-mavx2 -mfma -O3)
 # Profiling builds of the hot loops are of no use below -O2; keep -O3 for the plain ones too.
 $B/kernels/cpu/%_scalar.o: override CFLAGS += -O2
-# Loading weights: loops that vectorize.
-$B/kernels/cpu/pack.o $B/engine/widen.o: override CFLAGS += -O3
+# Loading weights: its loops vectorize.
+$B/engine/widen.o: override CFLAGS += -O3
 
 $B/%.o: %.c
 	$(Q)mkdir -p $(@D) && echo "  CC  $<" && $(CC) $(CFLAGS) -c -o $@ $<

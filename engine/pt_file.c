@@ -177,8 +177,9 @@ static cop_status read_table(pt_file *f, cop_error *err) {
     if (!is_dict)
         return cop_fail(err, COP_EUNSUPPORTED, "not a state dict: data.pkl holds no dict of tensors");
     if (root->n_items / 2 > MAX_TENSORS)
-        return cop_fail(err, COP_EUNSUPPORTED, "its data.pkl names %zu tensors, more than %d: not a state dict",
-                        root->n_items / 2, MAX_TENSORS);
+        return cop_fail(err, COP_EUNSUPPORTED,
+                        "its data.pkl names %zu tensors, more than %d: not a state dict", root->n_items / 2,
+                        MAX_TENSORS);
     f->tensors = mem_zalloc(root->n_items / 2, sizeof *f->tensors);
     if (!f->tensors) return cop_fail(err, COP_ENOMEM, "out of memory for %zu tensors", root->n_items / 2);
     uint64_t bytes = 0;

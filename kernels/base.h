@@ -65,8 +65,8 @@ void *mem_alloc(size_t n, size_t size);
 void *mem_zalloc(size_t n, size_t size);
 void *mem_realloc(void *p, size_t n, size_t size); /* keeps *p valid on failure */
 void *mem_alloc_aligned(size_t n, size_t size); /* 64-byte aligned, pages untouched; ends with mem_free too */
-/* The same for what is large and read all the time: from MEM_HUGE_BYTES on it starts at a multiple of that and
- * lies on huge pages, where the system gives them; then at least so much is touched at a time. */
+/* The same for what is large and read all the time: from MEM_HUGE_BYTES on it starts at a multiple of that
+ * and lies on huge pages, where the system gives them; then at least so much is touched at a time. */
 void *mem_alloc_huge(size_t n, size_t size);
 #define MEM_HUGE_BYTES ((size_t)2 << 20)
 char *mem_strdup(const char *s);
@@ -93,7 +93,8 @@ long mem_count(void);
 #endif
 #endif
 
-/* Bytes that new allocations could take without swapping, as the kernel estimates; 1 GiB where it does not say. */
+/* Bytes that new allocations could take without swapping, as the kernel estimates; 1 GiB where it does not
+ * say. */
 size_t mem_available(void);
 
 /* ---- CPU.  Instruction sets that kernels are written for, worst first. */

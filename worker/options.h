@@ -61,8 +61,8 @@ typedef struct model_options {
 model_options model_options_defaults(void);
 
 /* Rows for a table.  Write at most MODEL_OPTION_ROWS of them to `rows`; returns how many.
- * computes: also --precision --threads --pin --context --kv-memory, which commands that only read a checkpoint
- * lack. */
+ * computes: also --precision --threads --pin --context --kv-memory, which commands that only read a
+ * checkpoint lack. */
 #define MODEL_OPTION_ROWS 16
 int model_option_rows(model_options *m, bool computes, option_spec *rows);
 

@@ -3,6 +3,8 @@
 
 #include <malloc.h>
 
+#include "kernels/cpu/math.h"
+
 /* Element (row, column) of a packed matrix as fp32, by the layout of cpu.h; beyond n_out and n_in too. */
 static float packed(const k_matrix *m, int row, int column) {
     size_t pair = (size_t)(row / CPU_TILE) * (size_t)m->pairs + (size_t)(column / 2),
@@ -98,6 +100,24 @@ static void groups_are_packed_by_several_threads(void **state) {
     threads_close(pool);
 }
 
+static void rows_are_rounded_as_math_h_says(void **state) {
+    (void)state;
+    enum { N = 4099 };
+    float from[N];
+    uint16_t to[N];
+    for (uint64_t bits = 0;
+         bits < (uint64_t)1 << 32;) { /* NaNs, infinities, ties and all exponents among them */
+        for (int i = 0; i < N; i++, bits += 32749) {
+            uint32_t u = (uint32_t)(i % 3 == 0 ? bits & 0xffff8000u : bits);
+            memcpy(&from[i], &u, sizeof u);
+        }
+        cpu_narrow(to, from, N);
+        for (int i = 0; i < N; i++)
+            if (to[i] != cop_bf16(from[i]))
+                fail_msg("%a is rounded to %#x, not %#x", from[i], to[i], cop_bf16(from[i]));
+    }
+}
+
 static void tables_keep_rows_as_they_are(void **state) {
     (void)state;
     for (int p = 0; p < 2; p++) {
@@ -147,6 +167,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_lie_in_tiles_and_the_rest_is_zero),
         cmocka_unit_test(groups_are_packed_by_several_threads),
+        cmocka_unit_test(rows_are_rounded_as_math_h_says),
         cmocka_unit_test(tables_keep_rows_as_they_are),
         cmocka_unit_test(the_rotary_table_does_not_depend_on_threads),
     };
