@@ -93,8 +93,7 @@ long mem_count(void);
 #endif
 #endif
 
-/* Bytes that new allocations could take without swapping, as the kernel estimates; 1 GiB where it does not
- * say. */
+/* Bytes that new allocations could take without swapping, as the kernel estimates; 1 GiB where it does not say. */
 size_t mem_available(void);
 
 /* ---- CPU.  Instruction sets that kernels are written for, worst first. */
