@@ -55,6 +55,8 @@ $B/kernels/cpu/%_avx512bf16.o: override CFLAGS += $(AVX512) $(if $(EMULATE),,-ma
 endif
 # Plain C serves where there is no body of its own (ARM64, say): let the compiler vectorise it.
 $B/kernels/cpu/%_scalar.o: override CFLAGS += -O3
+# Loading weights: its loops vectorize.
+$B/engine/widen.o: override CFLAGS += -O3
 
 $B/%.o: %.c
 	$(Q)mkdir -p $(@D) && echo "  CC  $<" && $(CC) $(CFLAGS) -c -o $@ $<

@@ -232,6 +232,9 @@ static cop_status set_dimensions(arch *a, const pt_file *f, const model_config *
     a->eps = FLT_EPSILON;
     const tensor_info *embed = pt_find(f, "transformer.wte.weight"), *smear = pt_find(f, "smear_gate.weight");
     a->rows = a->vocab;
+    const tensor_info *head = pt_find(f, "lm_head.weight");
+    /* A missing embedding is told as missing, not as a head of another shape. */
+    if (!embed && head && head->n_dims == 2 && head->dims[0] > a->vocab) embed = head;
     if (embed && embed->n_dims == 2 && embed->dims[0] <= INT32_MAX) a->rows = (int)embed->dims[0];
     if (a->rows < a->vocab)
         return cop_fail(err, COP_EFORMAT, "the embedding has %d rows, fewer than vocab_size %d", a->rows,

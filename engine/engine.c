@@ -79,7 +79,7 @@ static void set_limits(engine *e) {
 /* Weights come from a checkpoint, or, if that is NULL, from a seed. */
 static cop_status open_parts(engine *e, checkpoint *c, uint64_t seed, cop_error *err) {
     int threads = e->o.n_threads > 0 ? e->o.n_threads : cpu_count();
-    cop_status status = k_open(&e->k, e->o.profile, threads, err);
+    cop_status status = k_open(&e->k, e->o.profile, threads, e->o.pin, err);
     if (status == COP_OK) status = k_reserve(e->k, e->a.vocab, err);
     if (status == COP_OK)
         status = c ? weights_open(&e->w, e->k, c, err) : weights_open_random(&e->w, e->k, &e->a, seed, err);

@@ -18,6 +18,7 @@
 typedef struct engine_options {
     precision profile;
     int n_threads;    /* 0: cpu_count() */
+    bool pin;         /* bind each to a core; the thread that steps is bound at its first step */
     size_t kv_memory; /* bytes for pages; 0: a quarter of the free memory */
     int context;      /* 0: the model's; else at most that */
     int max_rows;     /* rows at once */

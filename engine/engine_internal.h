@@ -39,6 +39,7 @@ struct engine {
     const tokenizer *tokenizer;
     engine_options o;
     int context;
+    bool bound; /* the backend knows which thread steps */
     char numerics[16];
 
     kv_pool pool;

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAX_META_BYTES = 16 << 20, MAX_VOCAB = 1 << 24, MAX_DIM = 1 << 16, MAX_HEADS = 4096 };
+enum { MAX_META_BYTES = 1 << 20, MAX_VOCAB = 1 << 24, MAX_DIM = 1 << 16, MAX_HEADS = 4096 };
 
 bool window_pattern_copy(char to[ARCH_MAX_LAYERS + 1], const char *pattern, size_t n) {
     for (size_t i = 0; i < n; i++) {
@@ -29,8 +29,8 @@ static cop_status read_all(int fd, const char *path, char **bytes, size_t *n, co
     if (fstat(fd, &st)) return cop_fail(err, COP_EIO, "could not read \"%s\": %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode)) return cop_fail(err, COP_EUNSUPPORTED, "\"%s\" is not a regular file", path);
     if (st.st_size > MAX_META_BYTES)
-        return cop_fail(err, COP_EFORMAT, "\"%s\" has %lld bytes: no meta file is that large", path,
-                        (long long)st.st_size);
+        return cop_fail(err, COP_EFORMAT, "cannot use \"%s\": a meta file of %lld bytes, more than %d", path,
+                        (long long)st.st_size, MAX_META_BYTES);
     *n = (size_t)st.st_size;
     *bytes = mem_alloc(*n, 1);
     if (!*bytes) return cop_fail(err, COP_ENOMEM, "out of memory to read \"%s\"", path);

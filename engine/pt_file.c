@@ -13,7 +13,7 @@
 
 #include "engine/pickle.h"
 
-enum { MAX_PICKLE_BYTES = 4 << 20, MAX_KEY_DIGITS = 9, MAX_NAME = 200, MAX_DIMS = 4 };
+enum { MAX_PICKLE_BYTES = 4 << 20, MAX_KEY_DIGITS = 9, MAX_NAME = 200, MAX_DIMS = 4, MAX_TENSORS = 8192 };
 
 static const char ORDERED_DICT[] = "collections OrderedDict";
 static const char REBUILD_TENSOR[] = "torch._utils _rebuild_tensor_v2";
@@ -176,6 +176,10 @@ static cop_status read_table(pt_file *f, cop_error *err) {
     bool is_dict = root->kind == PICKLE_DICT || (is_call(root, ORDERED_DICT) && root->args->n_items == 0);
     if (!is_dict)
         return cop_fail(err, COP_EUNSUPPORTED, "not a state dict: data.pkl holds no dict of tensors");
+    if (root->n_items / 2 > MAX_TENSORS)
+        return cop_fail(err, COP_EUNSUPPORTED,
+                        "its data.pkl names %zu tensors, more than %d: not a state dict", root->n_items / 2,
+                        MAX_TENSORS);
     f->tensors = mem_zalloc(root->n_items / 2, sizeof *f->tensors);
     if (!f->tensors) return cop_fail(err, COP_ENOMEM, "out of memory for %zu tensors", root->n_items / 2);
     uint64_t bytes = 0;

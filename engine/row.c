@@ -39,7 +39,6 @@ void row_free(row *r, kv_pool *pool) {
     mem_free(r->kept_ids);
     mem_free(r->kept_offsets);
     mem_free(r->calls);
-    token_list_free(&r->expr);
     token_list_free(&r->forced);
     *r = (row){0};
 }
@@ -51,12 +50,14 @@ static bool is_stop(const row_rules *rules, int32_t token) {
     return false;
 }
 
-/* Run the calculator on the expression and queue its answer as [output_start] answer [output_end]. */
+/* Run the calculator on the expression that the last token closed, and queue its answer as [output_start]
+ * answer [output_end]. */
 static cop_status call_calculator(row *r, cop_error *err) {
     const row_rules *rules = r->rules;
+    const int32_t *expr = r->seq.tail + r->expr_at;
+    size_t n, n_expr = (size_t)(row_index(r) - 1 - r->expr_at);
     char *text, *answer;
-    size_t n;
-    cop_status status = tokenizer_decode(rules->tokenizer, r->expr.ids, r->expr.n, &text, &n, err);
+    cop_status status = tokenizer_decode(rules->tokenizer, expr, n_expr, &text, &n, err);
     if (status != COP_OK) return status;
     status = calculator_eval(text, n, &answer, err);
     mem_free(text);
@@ -84,14 +85,14 @@ static cop_status follow_tools(row *r, int32_t token, cop_error *err) {
     const row_rules *rules = r->rules;
     if (token == rules->python_start) {
         r->in_python = true;
-        r->expr.n = 0;
+        r->expr_at = row_index(r);
         return COP_OK;
     }
-    if (!r->in_python) return COP_OK;
-    if (token != rules->python_end) return token_list_push(&r->expr, token, err);
+    if (!r->in_python || token != rules->python_end) return COP_OK;
     r->in_python = false;
     /* A call that the limit cuts off is not run: nothing of its answer could follow. */
-    return r->expr.n > 0 && r->state == ROW_RUNNING ? call_calculator(r, err) : COP_OK;
+    bool runs = row_index(r) - 1 > r->expr_at && r->state == ROW_RUNNING;
+    return runs ? call_calculator(r, err) : COP_OK;
 }
 
 static cop_status append(row *r, int32_t token, bool drawn, float logprob, float model_logprob,

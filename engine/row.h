@@ -37,7 +37,7 @@ typedef struct row {
     row_state state;
     int32_t stop; /* the stop token that was hit, or -1 */
     bool in_python;
-    token_list expr;   /* since python_start */
+    int expr_at;       /* in_python: index in the completion of the expression's first token */
     token_list forced; /* a tool's answer that was not fed yet, from forced_at on */
     size_t forced_at;
     uint64_t n_drawn, n_forced;

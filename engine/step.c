@@ -214,6 +214,8 @@ static void run_batch(engine *e, const k_batch *b, int n_spans) {
 
 bool engine_step(engine *e) {
     if (!e->jobs) return false;
+    if (!e->bound) k_bind(e->k);
+    e->bound = true;
     admission_grant(e);
     admission_start(e);
     finish_sweep(e); /* a first token can end a sample, and a sequence of one token needs no pass */

@@ -4,7 +4,7 @@
  * and may return before they are done; k_sync() waits and tells the first failure.  Pointers to activations, pages and
  * tables are backend memory from k_alloc(): only operations, k_write() and k_read() touch them.  (On the CPU that is
  * ordinary memory and operations are done when they return.)  All activations are fp32; in the bf16 profile those that
- * feed a matrix hold values that are already rounded to bf16.  One thread (the engine's) uses a k_ctx.
+ * feed a matrix hold values that are already rounded to bf16.  One thread (the engine's) uses a k_ctx, but for packing.
  *
  * Every value of an output row is a function of that row's inputs alone: not of n, of the other rows, of the number of
  * threads or of the instruction set.
@@ -24,9 +24,14 @@ typedef enum precision { PRECISION_BF16, PRECISION_F32 } precision;
 typedef struct k_ctx k_ctx;
 
 /* Start a backend on the CPU.
- *   n_threads  1.. ; the calling thread counts as one of them
- * Errors: COP_EINVAL (COPPICE_ISA), COP_ENOMEM, COP_EIO (no thread could be started). */
-cop_status k_open(k_ctx **out, precision profile, int n_threads, cop_error *err);
+ *   n_threads  1.. ; the thread that uses the k_ctx counts as one of them, number 0
+ *   pin        bind thread i to the i-th core of the calling thread's affinity mask; number 0 when k_bind() is called
+ * Errors: COP_EINVAL (COPPICE_ISA, fewer cores than pinned threads), COP_ENOMEM, COP_EIO (no thread could be started
+ * or bound). */
+cop_status k_open(k_ctx **out, precision profile, int n_threads, bool pin, cop_error *err);
+/* The calling thread is the one that uses `k` from now on: if `pin` was given, bind it to its core, where it stays.
+ * Threads that it starts afterwards share that core.  A failure is told by k_sync. */
+void k_bind(k_ctx *k);
 void k_close(k_ctx *k);
 precision k_precision(const k_ctx *k);
 cpu_isa k_isa(const k_ctx *k);
@@ -44,7 +49,8 @@ typedef struct k_peaks {
 } k_peaks;
 cop_status k_measure(k_ctx *k, k_peaks *out, cop_error *err);
 
-/* Backend memory, 64-byte aligned, untouched.  NULL if there is none.  k_free(NULL) does nothing. */
+/* Backend memory, 64-byte aligned, untouched; what is large lies on huge pages where the system gives them.  NULL if
+ * there is none.  k_free(NULL) does nothing. */
 void *k_alloc(k_ctx *k, size_t n, size_t size);
 void k_free(k_ctx *k, void *p);
 void k_write(k_ctx *k, void *to, const void *from, size_t n_bytes); /* host to backend, enqueued, `from` copied at once */
@@ -54,13 +60,15 @@ void k_read(k_ctx *k, void *to, const void *from, size_t n_bytes);  /* backend t
 
 /* A matrix [n_out, n_in], packed for k_gemm, in the profile's dtype (rounded to bf16, or fp32). */
 typedef struct k_matrix k_matrix;
-cop_status k_matrix_open(k_ctx *k, k_matrix **out, int n_out, int n_in, cop_error *err); /* all zero */
-/* Pack rows [first, first + n) from fp32 [n, n_in] in host memory.  Borrows `rows` for the call. */
+cop_status k_matrix_open(k_ctx *k, k_matrix **out, int n_out, int n_in, cop_error *err); /* its rows hold anything */
+/* Pack rows [first, first + n) from fp32 [n, n_in] in host memory.  Borrows `rows` for the call.  Any thread; several
+ * may pack at once if no two of them share a group of K_PACK_ROWS rows (in a table: a row). */
+#define K_PACK_ROWS 16
 void k_matrix_pack(k_ctx *k, k_matrix *m, int first, int n, const float *rows);
 void k_matrix_close(k_ctx *k, k_matrix *m);
 size_t k_matrix_bytes(const k_matrix *m);
 
-/* A table of embedding rows [n_rows, dim] in the profile's dtype. */
+/* A table of embedding rows [n_rows, dim] in the profile's dtype; they hold anything until they are packed. */
 typedef struct k_table k_table;
 cop_status k_table_open(k_ctx *k, k_table **out, int n_rows, int dim, cop_error *err);
 void k_table_pack(k_ctx *k, k_table *t, int first, int n, const float *rows);

@@ -2,12 +2,12 @@
 #include "kernels/base.h"
 
 #include <assert.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -51,7 +51,7 @@ void cop_error_prefix(cop_error *err, const char *format, ...) {
 
 /* ---- The heap. */
 
-static atomic_long live_blocks;
+static atomic_long live_blocks, allocations;
 static atomic_long fail_countdown = -1; /* < 0: off */
 static atomic_bool fail_fired;
 
@@ -63,7 +63,9 @@ static bool fails_now(void) {
 }
 
 static void *counted(void *p) {
-    if (p) atomic_fetch_add_explicit(&live_blocks, 1, memory_order_relaxed);
+    if (!p) return NULL;
+    atomic_fetch_add_explicit(&live_blocks, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
     return p;
 }
 
@@ -87,13 +89,31 @@ void *mem_realloc(void *p, size_t n, size_t size) {
     if (!p) return mem_alloc(n, size);
     size_t bytes;
     if (!product(n, size, &bytes) || fails_now()) return NULL;
-    return realloc(p, bytes ? bytes : 1);
+    void *moved = realloc(p, bytes ? bytes : 1);
+    if (moved) atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
+    return moved;
 }
 
 void *mem_alloc_aligned(size_t n, size_t size) {
     size_t bytes;
     if (!product(n, size, &bytes) || bytes > PTRDIFF_MAX - 64 || fails_now()) return NULL;
     return counted(aligned_alloc(64, bytes ? (bytes + 63) / 64 * 64 : 64));
+}
+
+void *mem_alloc_huge(size_t n, size_t size) {
+    size_t bytes;
+    bool large = product(n, size, &bytes) && bytes >= MEM_HUGE_BYTES && bytes <= PTRDIFF_MAX - MEM_HUGE_BYTES;
+#ifdef MEM_GUARDED
+    large = false;
+#endif
+    if (!large) return mem_alloc_aligned(n, size);
+    if (fails_now()) return NULL;
+    bytes = (bytes + MEM_HUGE_BYTES - 1) / MEM_HUGE_BYTES * MEM_HUGE_BYTES;
+    void *p = aligned_alloc(MEM_HUGE_BYTES, bytes);
+#ifdef MADV_HUGEPAGE
+    if (p) (void)madvise(p, bytes, MADV_HUGEPAGE); /* an advice: without it pages are small */
+#endif
+    return counted(p);
 }
 
 char *mem_strdup(const char *s) {
@@ -131,6 +151,8 @@ bool mem_fail_stop(void) {
 }
 
 long mem_live(void) { return atomic_load(&live_blocks); }
+
+long mem_count(void) { return atomic_load(&allocations); }
 
 size_t mem_available(void) {
     size_t kib = 0;
@@ -179,24 +201,6 @@ cop_status cpu_isa_pick(cpu_isa *isa, cop_error *err) {
     }
     return cop_fail(err, COP_EINVAL, "unknown COPPICE_ISA \"%s\": it is scalar, avx2, avx512 or avx512bf16",
                     name);
-}
-
-/* The quota of a version 2 cgroup in whole cores, rounded up; 0: none. */
-static int cgroup_cores(void) {
-    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
-    if (!f) return 0;
-    long quota, period;
-    int n = fscanf(f, "%ld %ld", &quota, &period);
-    fclose(f);
-    return n == 2 && quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
-}
-
-int cpu_count(void) {
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    int quota = cgroup_cores();
-    if (quota > 0 && quota < n) n = quota;
-    return n < 1 ? 1 : n;
 }
 
 double clock_seconds(void) {

@@ -65,6 +65,10 @@ void *mem_alloc(size_t n, size_t size);
 void *mem_zalloc(size_t n, size_t size);
 void *mem_realloc(void *p, size_t n, size_t size); /* keeps *p valid on failure */
 void *mem_alloc_aligned(size_t n, size_t size); /* 64-byte aligned, pages untouched; ends with mem_free too */
+/* The same for what is large and read all the time: from MEM_HUGE_BYTES on it starts at a multiple of that
+ * and lies on huge pages, where the system gives them; then at least so much is touched at a time. */
+void *mem_alloc_huge(size_t n, size_t size);
+#define MEM_HUGE_BYTES ((size_t)2 << 20)
 char *mem_strdup(const char *s);
 void mem_free(void *p);
 
@@ -73,10 +77,21 @@ void mem_free(void *p);
 bool mem_grow(void **p, size_t *cap, size_t want, size_t size);
 
 /* Tests: let the n-th allocation from now on fail (0: the next), once.  mem_fail_stop() ends that and tells
- * whether it happened.  mem_live() counts blocks that are not freed. */
+ * whether it happened.  mem_live() counts blocks that are not freed, mem_count() what any thread allocated so
+ * far (growing a block counts too): where nothing may be allocated, it stands still. */
 void mem_fail_after(long n);
 bool mem_fail_stop(void);
 long mem_live(void);
+long mem_count(void);
+
+/* AddressSanitizer sees an overflow only at the end of an allocation of its own: then blocks get one each. */
+#ifdef __SANITIZE_ADDRESS__
+#define MEM_GUARDED 1
+#elif defined __has_feature
+#if __has_feature(address_sanitizer)
+#define MEM_GUARDED 1
+#endif
+#endif
 
 /* Bytes that new allocations could take without swapping, as the kernel estimates; 1 GiB where it does not
  * say. */
@@ -91,7 +106,7 @@ typedef enum cpu_isa { CPU_SCALAR, CPU_AVX2, CPU_AVX512, CPU_AVX512BF16 } cpu_is
 cop_status cpu_isa_pick(cpu_isa *isa, cop_error *err);
 const char *cpu_isa_name(cpu_isa isa);
 
-/* Cores that this process may use: affinity mask and cgroup quota respected; at least 1. */
+/* Cores that this process may use: its affinity mask, and the quotas of its cgroups; at least 1. */
 int cpu_count(void);
 
 /* Seconds on the monotonic clock.  Any thread. */

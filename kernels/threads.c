@@ -11,6 +11,8 @@
  * of them sees the other. The mutex guards nothing but the two conditions. */
 #include "kernels/threads.h"
 
+#include "kernels/cores.h"
+
 #include <assert.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -18,14 +20,19 @@
 
 #define SPINS 2000 /* looks before sleeping: some ten microseconds */
 
+typedef struct worker {
+    threads *pool;
+    int index; /* 1 .. n - 1 */
+    pthread_t id;
+} worker;
+
 struct threads {
     int n, n_started;
-    pthread_t *ids; /* [n - 1] */
-    threads_fn *fn; /* written before `round` moves, read after */
+    worker *workers; /* [n - 1] */
+    threads_fn *fn;  /* written before `round` moves, read after */
     void *arg;
     atomic_uint round;
     atomic_int pending;
-    atomic_int next_index;
     atomic_int sleeping;
     atomic_bool caller_sleeps;
     atomic_bool stop;
@@ -55,13 +62,13 @@ static unsigned next_round(threads *t, unsigned seen) {
 }
 
 static void *work(void *arg) {
-    threads *t = arg;
+    const worker *w = arg;
+    threads *t = w->pool;
     cpu_flush_denormals();
-    int index = atomic_fetch_add(&t->next_index, 1);
     for (unsigned seen = 0;;) {
         seen = next_round(t, seen);
         if (atomic_load(&t->stop)) return NULL;
-        t->fn(t->arg, index, t->n);
+        t->fn(t->arg, w->index, t->n);
         if (atomic_fetch_sub(&t->pending, 1) != 1 || !atomic_load(&t->caller_sleeps)) continue;
         pthread_mutex_lock(&t->mutex);
         pthread_cond_signal(&t->done);
@@ -77,27 +84,31 @@ static void start_round(threads *t) {
     pthread_mutex_unlock(&t->mutex);
 }
 
-cop_status threads_open(threads **out, int n, cop_error *err) {
+static cop_status start_worker(threads *t, int index, const int *cores, cop_error *err) {
+    worker *w = &t->workers[t->n_started];
+    *w = (worker){.pool = t, .index = index};
+    int e = pthread_create(&w->id, NULL, work, w);
+    if (e) return cop_fail(err, COP_EIO, "could not start thread %d of %d: %s", index + 1, t->n, strerror(e));
+    t->n_started++;
+    return cores ? cores_pin(w->id, cores[index], err) : COP_OK;
+}
+
+cop_status threads_open(threads **out, int n, const int *cores, cop_error *err) {
     assert(out && n >= 1);
     *out = NULL;
     threads *t = mem_zalloc(1, sizeof *t);
     if (!t) return cop_fail(err, COP_ENOMEM, "could not allocate a pool of %d threads", n);
     t->n = n;
-    atomic_store(&t->next_index, 1);
     pthread_mutex_init(&t->mutex, NULL);
     pthread_cond_init(&t->wake, NULL);
     pthread_cond_init(&t->done, NULL);
-    t->ids = mem_alloc((size_t)n, sizeof *t->ids);
-    if (!t->ids) {
+    t->workers = mem_alloc((size_t)n, sizeof *t->workers);
+    cop_status status = COP_OK;
+    if (!t->workers) status = cop_fail(err, COP_ENOMEM, "could not allocate a pool of %d threads", n);
+    for (int i = 1; i < n && status == COP_OK; i++) status = start_worker(t, i, cores, err);
+    if (status != COP_OK) {
         threads_close(t);
-        return cop_fail(err, COP_ENOMEM, "could not allocate a pool of %d threads", n);
-    }
-    for (; t->n_started < n - 1; t->n_started++) {
-        int e = pthread_create(&t->ids[t->n_started], NULL, work, t);
-        if (!e) continue;
-        int started = t->n_started;
-        threads_close(t);
-        return cop_fail(err, COP_EIO, "could not start thread %d of %d: %s", started + 2, n, strerror(e));
+        return status;
     }
     *out = t;
     return COP_OK;
@@ -107,11 +118,11 @@ void threads_close(threads *t) {
     if (!t) return;
     atomic_store(&t->stop, true);
     start_round(t);
-    for (int i = 0; i < t->n_started; i++) pthread_join(t->ids[i], NULL);
+    for (int i = 0; i < t->n_started; i++) pthread_join(t->workers[i].id, NULL);
     pthread_cond_destroy(&t->done);
     pthread_cond_destroy(&t->wake);
     pthread_mutex_destroy(&t->mutex);
-    mem_free(t->ids);
+    mem_free(t->workers);
     mem_free(t);
 }
 

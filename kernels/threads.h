@@ -13,8 +13,10 @@ typedef struct threads threads;
 /* What a thread does: thread `index` of `n`. */
 typedef void threads_fn(void *arg, int index, int n);
 
-/* Start n - 1 workers, n >= 1.  Errors: COP_ENOMEM, COP_EIO (no thread could be started). */
-cop_status threads_open(threads **out, int n, cop_error *err);
+/* Start n - 1 workers, n >= 1.
+ *   cores  [n] worker i is bound to core cores[i]; NULL: none is bound.  Number 0 is the caller's business
+ * Errors: COP_ENOMEM, COP_EIO (no thread could be started or bound). */
+cop_status threads_open(threads **out, int n, const int *cores, cop_error *err);
 void threads_close(threads *t);
 int threads_count(const threads *t);
 

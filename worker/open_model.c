@@ -8,6 +8,7 @@ engine_options model_engine_options(const model_options *m) {
     engine_options e = engine_defaults();
     e.profile = strcmp(m->precision, "f32") ? PRECISION_BF16 : PRECISION_F32;
     e.n_threads = (int)m->threads;
+    e.pin = m->pin;
     e.context = (int)m->context;
     e.kv_memory = m->kv_memory;
     return e;

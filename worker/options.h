@@ -54,14 +54,15 @@ typedef struct model_options {
     int64_t sequence_len, short_window;
     const char *precision; /* "bf16" or "f32" */
     int64_t threads;       /* 0: cpu_count() */
+    bool pin;              /* each of them to a core */
     int64_t context;       /* 0: the model's */
     size_t kv_memory;      /* 0: a quarter of the free memory */
 } model_options;
 model_options model_options_defaults(void);
 
 /* Rows for a table.  Write at most MODEL_OPTION_ROWS of them to `rows`; returns how many.
- * computes: also --precision --threads --context --kv-memory, which commands that only read a checkpoint
- * lack. */
+ * computes: also --precision --threads --pin --context --kv-memory, which commands that only read a
+ * checkpoint lack. */
 #define MODEL_OPTION_ROWS 16
 int model_option_rows(model_options *m, bool computes, option_spec *rows);
 

@@ -1,4 +1,5 @@
 /* The CPU backend's life, memory, weights and tables.  Operations: ops.c and sample.c. */
+#include "kernels/cores.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/math.h"
 
@@ -16,7 +17,17 @@ static const cpu_ops *ops_of(cpu_isa isa, precision profile) {
     return &cpu_ops_scalar;
 }
 
-cop_status k_open(k_ctx **out, precision profile, int n_threads, cop_error *err) {
+/* The cores that n pinned threads get, one each. */
+static cop_status choose_cores(k_ctx *k, int n, cop_error *err) {
+    k->cores = mem_alloc((size_t)n, sizeof *k->cores);
+    if (!k->cores) return cop_fail(err, COP_ENOMEM, "could not allocate the CPU backend");
+    int n_allowed = cores_allowed(k->cores, n);
+    if (n_allowed >= n) return COP_OK;
+    return cop_fail(err, COP_EINVAL, "cannot bind %d threads to a core each: the process may use %d", n,
+                    n_allowed);
+}
+
+cop_status k_open(k_ctx **out, precision profile, int n_threads, bool pin, cop_error *err) {
     assert(out && n_threads >= 1);
     *out = NULL;
     cpu_isa isa;
@@ -26,7 +37,8 @@ cop_status k_open(k_ctx **out, precision profile, int n_threads, cop_error *err)
     k->profile = profile;
     k->isa = isa;
     k->ops = ops_of(isa, profile);
-    cop_status status = threads_open(&k->threads, n_threads, err);
+    cop_status status = pin ? choose_cores(k, n_threads, err) : COP_OK;
+    if (status == COP_OK) status = threads_open(&k->threads, n_threads, k->cores, err);
     if (status == COP_OK) {
         k->scratch = mem_zalloc((size_t)n_threads, sizeof *k->scratch);
         if (!k->scratch) status = cop_fail(err, COP_ENOMEM, "could not allocate the CPU backend");
@@ -37,6 +49,12 @@ cop_status k_open(k_ctx **out, precision profile, int n_threads, cop_error *err)
     }
     *out = k;
     return COP_OK;
+}
+
+void k_bind(k_ctx *k) {
+    cop_error err;
+    if (!k->cores || cores_pin(pthread_self(), k->cores[0], &err) == COP_OK) return;
+    if (k->failure.status == COP_OK) k->failure = err;
 }
 
 static void scratch_free(k_ctx *k) {
@@ -73,6 +91,7 @@ void k_close(k_ctx *k) {
     for (int i = 0; k->scratch && i < k_threads(k); i++) mem_free(k->scratch[i].packed);
     mem_free(k->scratch);
     threads_close(k->threads);
+    mem_free(k->cores);
     mem_free(k);
 }
 
@@ -110,7 +129,7 @@ cop_status k_reserve(k_ctx *k, int vocab, cop_error *err) {
 
 void *k_alloc(k_ctx *k, size_t n, size_t size) {
     (void)k;
-    return mem_alloc_aligned(n, size);
+    return mem_alloc_huge(n, size);
 }
 
 void k_free(k_ctx *k, void *p) {
@@ -145,12 +164,15 @@ cop_status k_matrix_open(k_ctx *k, k_matrix **out, int n_out, int n_in, cop_erro
     m->tiles = n_out / CPU_TILE + (n_out % CPU_TILE != 0);
     m->pairs = n_in / 2 + n_in % 2;
     m->bf16 = k->profile == PRECISION_BF16;
-    m->data = mem_alloc_aligned(k_matrix_bytes(m), 1);
+    m->data = slab_take(&k->slab, k_matrix_bytes(m), &m->slab);
     if (!m->data) {
         k_matrix_close(k, m);
         return cop_fail(err, COP_ENOMEM, "could not allocate a matrix of %d x %d", n_out, n_in);
     }
-    memset(m->data, 0, k_matrix_bytes(m));
+    if (n_out % CPU_TILE) {
+        size_t tile_bytes = k_matrix_bytes(m) / (size_t)m->tiles;
+        memset((char *)m->data + (size_t)(m->tiles - 1) * tile_bytes, 0, tile_bytes);
+    }
     *out = m;
     return COP_OK;
 }
@@ -158,25 +180,12 @@ cop_status k_matrix_open(k_ctx *k, k_matrix **out, int n_out, int n_in, cop_erro
 void k_matrix_pack(k_ctx *k, k_matrix *m, int first, int n, const float *rows) {
     (void)k;
     assert(first >= 0 && n >= 0 && first + n <= m->n_out);
-    for (int r = first; r < first + n; r++, rows += m->n_in) {
-        size_t tile = (size_t)(r / CPU_TILE) * (size_t)m->pairs, column = (size_t)(r % CPU_TILE);
-        for (int i = 0; i < m->n_in; i++) {
-            size_t at = tile + (size_t)(i / 2);
-            if (m->bf16) {
-                uint32_t *two = &((uint32_t *)m->data)[at * CPU_TILE + column];
-                uint32_t b = cop_bf16(rows[i]);
-                *two = i % 2 ? (*two & 0xffffu) | b << 16 : (*two & 0xffff0000u) | b;
-            } else {
-                ((float *)m->data)[(at * 2 + (size_t)(i % 2)) * CPU_TILE + column] = rows[i];
-            }
-        }
-    }
+    cpu_pack(m, first, n, rows);
 }
 
 void k_matrix_close(k_ctx *k, k_matrix *m) {
-    (void)k;
     if (!m) return;
-    mem_free(m->data);
+    slab_drop(&k->slab, m->slab, m->data);
     mem_free(m);
 }
 
@@ -192,12 +201,11 @@ cop_status k_table_open(k_ctx *k, k_table **out, int n_rows, int dim, cop_error 
     t->n_rows = n_rows;
     t->dim = dim;
     t->bf16 = k->profile == PRECISION_BF16;
-    t->data = mem_alloc_aligned(k_table_bytes(t), 1);
+    t->data = slab_take(&k->slab, k_table_bytes(t), &t->slab);
     if (!t->data) {
         k_table_close(k, t);
         return cop_fail(err, COP_ENOMEM, "could not allocate a table of %d x %d", n_rows, dim);
     }
-    memset(t->data, 0, k_table_bytes(t));
     *out = t;
     return COP_OK;
 }
@@ -206,32 +214,40 @@ void k_table_pack(k_ctx *k, k_table *t, int first, int n, const float *rows) {
     (void)k;
     assert(first >= 0 && n >= 0 && first + n <= t->n_rows);
     size_t at = (size_t)first * (size_t)t->dim, count = (size_t)n * (size_t)t->dim;
-    if (!t->bf16) {
-        if (count) memcpy((float *)t->data + at, rows, count * sizeof(float));
-        return;
-    }
-    for (size_t i = 0; i < count; i++) ((uint16_t *)t->data)[at + i] = cop_bf16(rows[i]);
+    if (t->bf16)
+        cpu_narrow((uint16_t *)t->data + at, rows, count);
+    else if (count)
+        memcpy((float *)t->data + at, rows, count * sizeof(float));
 }
 
 void k_table_close(k_ctx *k, k_table *t) {
-    (void)k;
     if (!t) return;
-    mem_free(t->data);
+    slab_drop(&k->slab, t->slab, t->data);
     mem_free(t);
 }
 
 /* Rule 4: the frequency and the angle are fp32, as the reference computes them; libm's pow, cos and sin in
  * double serve only here, when a model is loaded. */
-static void rope_fill(k_rope *r, double base, bool bf16) {
+typedef struct rope_job {
+    k_rope *rope;
+    double base;
+    bool bf16;
+} rope_job;
+
+/* Positions [first, end). */
+static void rope_part(const void *job, int first, int end, int thread) {
+    (void)thread;
+    const rope_job *a = job;
+    const k_rope *r = a->rope;
     for (int j = 0; j < r->half; j++) {
         double exponent = (double)((float)(2 * j) / (float)(2 * r->half));
-        float inverse = 1.0f / (float)pow(base, exponent);
-        for (int t = 0; t < r->n_pos; t++) {
+        float inverse = 1.0f / (float)pow(a->base, exponent);
+        for (int t = first; t < end; t++) {
             double angle = (double)((float)t * inverse);
             float c = (float)cos(angle), s = (float)sin(angle);
             float *row = r->data + (size_t)t * 2 * (size_t)r->half;
-            row[j] = bf16 ? cop_round_bf16(c) : c;
-            row[r->half + j] = bf16 ? cop_round_bf16(s) : s;
+            row[j] = a->bf16 ? cop_round_bf16(c) : c;
+            row[r->half + j] = a->bf16 ? cop_round_bf16(s) : s;
         }
     }
 }
@@ -244,13 +260,14 @@ cop_status k_rope_open(k_ctx *k, k_rope **out, int n_pos, int head_dim, double b
     if (r) {
         r->n_pos = n_pos;
         r->half = head_dim / 2;
-        r->data = mem_alloc_aligned((size_t)n_pos * (size_t)head_dim, sizeof(float));
+        r->data = mem_alloc_huge((size_t)n_pos * (size_t)head_dim, sizeof(float));
     }
     if (!r || !r->data) {
         k_rope_close(k, r);
         return cop_fail(err, COP_ENOMEM, "could not allocate the rotary table of %d positions", n_pos);
     }
-    rope_fill(r, base, bf16);
+    rope_job job = {r, base, bf16};
+    cpu_spread(k, rope_part, &job, n_pos, 50.0 * n_pos * head_dim);
     *out = r;
     return COP_OK;
 }

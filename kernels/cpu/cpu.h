@@ -7,6 +7,7 @@
 #define COP_CPU_H
 
 #include "kernels/backend.h"
+#include "kernels/cpu/slab.h"
 #include "kernels/threads.h"
 
 #define CPU_TILE 16        /* outputs in a tile of packed weights */
@@ -18,7 +19,7 @@
 #define CPU_MAX_BLOCK 32     /* logits whose greatest is noted: draws look only into blocks that matter */
 #define CPU_FIXED_ONE 0x1p40 /* the weight 1 in the fixed point of top_p and min_p */
 
-/* Packed weights, zero beyond n_out and n_in:
+/* Packed weights, zero beyond n_out and, in rows that were packed, beyond n_in:
  *   bf16  uint32 [tiles][pairs][CPU_TILE]      low half = even input, high half = odd input
  *   f32   float  [tiles][pairs][2][CPU_TILE]   even inputs, then odd ones */
 struct k_matrix {
@@ -26,6 +27,7 @@ struct k_matrix {
     int tiles, pairs;
     bool bf16;
     void *data;
+    slab *slab; /* that data lies in */
 };
 
 /* Embedding rows as they are: uint16 or float [n_rows, dim]. */
@@ -33,6 +35,7 @@ struct k_table {
     int n_rows, dim;
     bool bf16;
     void *data;
+    slab *slab; /* that data lies in */
 };
 
 /* float [n_pos][2][head_dim / 2]: cosines, then sines. */
@@ -139,6 +142,8 @@ struct k_ctx {
     cpu_isa isa;
     const cpu_ops *ops;
     threads *threads;
+    int *cores;           /* [threads] that they are bound to, or NULL */
+    slab *slab;           /* where weights are put now, or NULL */
     cpu_scratch *scratch; /* [threads] */
     int scratch_vocab, packed_chunks;
     cop_error failure; /* the first since k_sync */
@@ -148,6 +153,11 @@ struct k_ctx {
  * count of arithmetic operations) is too small to be worth waking them. */
 typedef void cpu_part(const void *job, int first, int end, int thread);
 void cpu_spread(k_ctx *k, cpu_part *part, const void *job, int n_items, double work);
+
+/* k_matrix_pack: bodies of pack.c. */
+void cpu_pack(k_matrix *m, int first, int n, const float *rows);
+/* to[i] = bf16(from[i]).  n elements. */
+void cpu_narrow(uint16_t *to, const float *from, size_t n);
 
 /* The chain of rule 1 for output n, chunk `chunk`; x points to the chunk's inputs. */
 float cpu_chain(const k_matrix *w, int n, int chunk, const float *x);

@@ -19,7 +19,7 @@ static inline k_ctx *open_isa(const char *isa, precision profile, int n_threads)
     k_ctx *k;
     cop_error err = {0};
     setenv("COPPICE_ISA", isa, 1);
-    cop_status status = k_open(&k, profile, n_threads, &err);
+    cop_status status = k_open(&k, profile, n_threads, false, &err);
     unsetenv("COPPICE_ISA");
     if (status != COP_OK && strcmp(isa, "scalar") == 0) fail_msg("%s", err.message);
     return k;

@@ -13,7 +13,7 @@
 static k_ctx *open_backend(precision profile, int n_threads) {
     k_ctx *k;
     cop_error err;
-    if (k_open(&k, profile, n_threads, &err) != COP_OK) fail_msg("%s", err.message);
+    if (k_open(&k, profile, n_threads, false, &err) != COP_OK) fail_msg("%s", err.message);
     return k;
 }
 

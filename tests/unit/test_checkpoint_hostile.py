@@ -91,6 +91,21 @@ def test_missing_tensors_are_named(tmp_path):
     refused(write(tmp_path, save(t)), '2 tensors are missing, the first is "lm_head.weight"')
 
 
+@pytest.mark.parametrize("rows", [16, 64])
+def test_a_missing_embedding_is_missing_and_no_wrong_head(tmp_path, rows):
+    t = model(rows=rows)
+    del t["transformer.wte.weight"]
+    refused(write(tmp_path, save(t)), '1 tensors are missing, the first is "transformer.wte.weight"')
+
+
+def test_more_tensors_than_any_model_has_are_refused_at_once(tmp_path):
+    """Those that are no nanochat tensors, so that 8192 of them get past the reader and are counted as unknown."""
+    def names(n):
+        return {f"t{i}": Tensor([1], "BFloat16", key="0", numel=8192, data=None if i else b"\0" * 16384) for i in range(n)}
+    refused(write(tmp_path / "most", save(names(8192))), "8192 tensors that generation A")
+    refused(write(tmp_path / "more", save(names(8193))), "names 8193 tensors, more than 8192: not a state dict")
+
+
 def test_smear_with_gates_of_32_channels_is_a_fork(tmp_path):
     config = {**CONFIG, "n_embd": 32}
     t = model("F", dim=32)
@@ -164,6 +179,7 @@ METAS = {
     "deep": ("[" * 100000, "is not JSON"),
     "NaN as a dimension": (json.dumps({"model_config": {**CONFIG, "n_layer": math.nan}}), "n_layer is not a whole number"),
     "not a number at all": ('{"model_config": Nan}', "is not JSON"),
+    "a byte more than 1 MB": (json.dumps({"model_config": CONFIG}).ljust((1 << 20) + 1), "a meta file of 1048577 bytes, more than 1048576"),
 }
 
 
@@ -171,6 +187,10 @@ METAS = {
 def test_meta_is_refused(tmp_path, case):
     meta, words = METAS[case]
     refused(write(tmp_path, hostile_pt.GOOD, meta=meta), words)
+
+
+def test_a_meta_of_1_mb_is_accepted(tmp_path):
+    inspect(write(tmp_path, hostile_pt.GOOD, meta=json.dumps({"model_config": CONFIG}).ljust(1 << 20)))
 
 
 def test_missing_meta_is_named(tmp_path):

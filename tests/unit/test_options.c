@@ -303,7 +303,7 @@ static void model_rows_cover_what_commands_take(void **state) {
     option_spec rows[MODEL_OPTION_ROWS];
     assert_int_equal(model_option_rows(&m, false, rows), 8);
     int n = model_option_rows(&m, true, rows), n_args;
-    assert_int_equal(n, 12);
+    assert_int_equal(n, 13);
     assert_int_equal(m.step, -1);
     assert_string_equal(m.precision, "bf16");
     char *argv[] = {"try",

@@ -8,7 +8,7 @@
 static k_ctx *best(int n_threads) {
     k_ctx *k;
     cop_error err = {0};
-    if (k_open(&k, PRECISION_BF16, n_threads, &err) != COP_OK) fail_msg("%s", err.message);
+    if (k_open(&k, PRECISION_BF16, n_threads, false, &err) != COP_OK) fail_msg("%s", err.message);
     return k;
 }
 
