@@ -19,7 +19,7 @@ enum { PATH_BYTES = 1024, LINE_BYTES = 4 * PATH_BYTES, MAX_CORES = 1 << 20 };
 
 /* ---- Affinity. */
 
-/* The mask of this thread, of *n cores; NULL if it cannot be had.  Ends with mem_free(). */
+/* The mask of this thread, of *n cores, 0 if it cannot be had.  NULL without memory; ends with mem_free(). */
 static cpu_set_t *read_mask(int *n) {
     for (*n = CPU_SETSIZE; *n <= MAX_CORES; *n *= 2) { /* the kernel refuses a mask smaller than its own */
         cpu_set_t *mask = mem_zalloc(1, CPU_ALLOC_SIZE(*n));
@@ -27,13 +27,15 @@ static cpu_set_t *read_mask(int *n) {
         if (sched_getaffinity(0, CPU_ALLOC_SIZE(*n), mask) == 0) return mask;
         mem_free(mask);
     }
-    return NULL;
+    *n = 0;
+    return mem_zalloc(1, CPU_ALLOC_SIZE(1));
 }
 
 int cores_allowed(int *ids, int cap) {
     int n, n_found = 0;
     cpu_set_t *mask = read_mask(&n);
-    for (int id = 0; mask && id < n; id++) {
+    if (!mask) return -1;
+    for (int id = 0; id < n; id++) {
         if (!CPU_ISSET_S(id, CPU_ALLOC_SIZE(n), mask)) continue;
         if (n_found < cap) ids[n_found] = id;
         n_found++;
@@ -192,7 +194,7 @@ int cores_quota(const char *prefix) {
 
 int cpu_count(void) {
     int n = cores_allowed(NULL, 0), quota = cores_quota("");
-    if (n == 0) n = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (n < 1) n = (int)sysconf(_SC_NPROCESSORS_ONLN);
     if (quota > 0 && quota < n) n = quota;
     return n < 1 ? 1 : n;
 }

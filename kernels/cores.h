@@ -8,7 +8,7 @@
 #include "kernels/base.h"
 
 /* The cores in the calling thread's affinity mask, ascending; the first `cap` of them go to `ids` (NULL if
- * cap is 0).  Returns how many there are, or 0 where the system does not say. */
+ * cap is 0).  Returns how many there are, 0 where the system does not say, -1 without memory. */
 int cores_allowed(int *ids, int cap);
 
 /* Bind a thread to core `id`.  Threads that it starts later are bound to it too.  Errors: COP_EIO,

@@ -23,6 +23,7 @@ static cop_status choose_cores(k_ctx *k, int n, cop_error *err) {
     if (!k->cores) return cop_fail(err, COP_ENOMEM, "could not allocate the CPU backend");
     int n_allowed = cores_allowed(k->cores, n);
     if (n_allowed >= n) return COP_OK;
+    if (n_allowed < 0) return cop_fail(err, COP_ENOMEM, "could not list the cores of the process");
     return cop_fail(err, COP_EINVAL, "cannot bind %d threads to a core each: the process may use %d", n,
                     n_allowed);
 }

@@ -304,6 +304,7 @@ static void model_rows_cover_what_commands_take(void **state) {
     assert_int_equal(model_option_rows(&m, false, rows), 8);
     int n = model_option_rows(&m, true, rows), n_args;
     assert_int_equal(n, 13);
+    assert_false(m.pin);
     assert_int_equal(m.step, -1);
     assert_string_equal(m.precision, "bf16");
     char *argv[] = {"try",
@@ -317,6 +318,7 @@ static void model_rows_cover_what_commands_take(void **state) {
                     "--short-window=64",
                     "--precision=f32",
                     "--threads=4",
+                    "--pin",
                     "--context=100",
                     "--kv-memory=1M"};
     assert_int_equal(options_parse(&a_command, rows, n, sizeof argv / sizeof *argv, argv, 0, &n_args), -1);
@@ -331,6 +333,7 @@ static void model_rows_cover_what_commands_take(void **state) {
     assert_int_equal(o.short_window, 64);
     assert_string_equal(m.precision, "f32");
     assert_int_equal(m.threads, 4);
+    assert_true(m.pin);
     assert_int_equal(m.context, 100);
     assert_int_equal(m.kv_memory, 1 << 20);
 }

@@ -158,6 +158,18 @@ static void the_thread_that_uses_a_backend_is_bound_only_if_asked(void **state) 
 static void failed_allocations_are_told(void **state) {
     (void)state;
     long before = mem_live();
+    int n_pinned = cores_allowed(NULL, 0) > 1 ? 2 : 1;
+    for (long n = 0;; n++) {
+        k_ctx *k;
+        cop_error err = {0};
+        mem_fail_after(n);
+        cop_status status = k_open(&k, PRECISION_BF16, n_pinned, true, &err);
+        bool fired = mem_fail_stop();
+        k_close(k);
+        assert_int_equal(status, fired ? COP_ENOMEM : COP_OK);
+        assert_int_equal(mem_live(), before);
+        if (!fired) break;
+    }
     for (long n = 0; n < 2; n++) {
         threads *t;
         cop_error err = {0};
