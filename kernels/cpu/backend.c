@@ -16,6 +16,15 @@ static const cpu_ops *ops_of(cpu_isa isa, precision profile) {
     return &cpu_ops_scalar;
 }
 
+static bool scratch_open(k_ctx *k, int n_threads) {
+    k->scratch = mem_zalloc((size_t)n_threads, sizeof *k->scratch);
+    for (int i = 0; k->scratch && i < n_threads; i++) {
+        k->scratch[i].attention = mem_alloc_aligned(CPU_GANG * 2 * K_MAX_HEAD_DIM, sizeof(float));
+        if (!k->scratch[i].attention) return false;
+    }
+    return k->scratch != NULL;
+}
+
 cop_status k_open(k_ctx **out, precision profile, int n_threads, cop_error *err) {
     assert(out && n_threads >= 1);
     *out = NULL;
@@ -27,10 +36,8 @@ cop_status k_open(k_ctx **out, precision profile, int n_threads, cop_error *err)
     k->isa = isa;
     k->ops = ops_of(isa, profile);
     cop_status status = threads_open(&k->threads, n_threads, err);
-    if (status == COP_OK) {
-        k->scratch = mem_zalloc((size_t)n_threads, sizeof *k->scratch);
-        if (!k->scratch) status = cop_fail(err, COP_ENOMEM, "could not allocate the CPU backend");
-    }
+    if (status == COP_OK && !scratch_open(k, n_threads))
+        status = cop_fail(err, COP_ENOMEM, "could not allocate the CPU backend");
     if (status != COP_OK) {
         k_close(k);
         return status;
@@ -67,7 +74,10 @@ static cop_status reserve_packed(k_ctx *k, int n_in, cop_error *err) {
 void k_close(k_ctx *k) {
     if (!k) return;
     scratch_free(k);
-    for (int i = 0; k->scratch && i < k_threads(k); i++) mem_free(k->scratch[i].packed);
+    for (int i = 0; k->scratch && i < k_threads(k); i++) {
+        mem_free(k->scratch[i].packed);
+        mem_free(k->scratch[i].attention);
+    }
     mem_free(k->scratch);
     threads_close(k->threads);
     mem_free(k);

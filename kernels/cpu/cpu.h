@@ -12,6 +12,7 @@
 #define CPU_TILE 16        /* outputs in a tile of packed weights */
 #define CPU_CHUNK_PAIRS 64 /* rule 1: a chain covers 128 inputs */
 #define CPU_PANEL_ROWS 64  /* rows that a gemm works on together */
+#define CPU_GANG 64        /* queries of one kv head that walk the pages together, at most */
 #define CPU_LANES 16       /* rules 3 and 7: partial sums of a row */
 #define CPU_NORM_BLOCK 4096
 #define CPU_SOFTMAX_TILE 1024
@@ -76,8 +77,10 @@ typedef enum cpu_function { CPU_EXP, CPU_LOG, CPU_TANH, CPU_SIGMOID, CPU_GUMBEL 
 typedef struct cpu_ops {
     /* Tiles [tile, tile_end) of rows [row, row_end). */
     void (*gemm)(const cpu_gemm *g, int tile, int tile_end, int row, int row_end);
-    /* One head of one token. */
-    void (*attention)(const cpu_attention *a, int t, int head);
+    /* Queries [first, end) of a kv head, at most CPU_GANG: query i is head kv_head * group + i % group of
+     * token i / group, where `group` heads share the kv head.  room: [CPU_GANG][2][K_MAX_HEAD_DIM] of this
+     * thread. */
+    void (*attention)(const cpu_attention *a, int kv_head, int first, int end, float *room);
     /* 1 / sqrt(mean of squares + eps), rule 3. */
     float (*inverse_rms)(const float *x, int n, float eps);
     /* out = x * scale, rounded to bf16 if `bf16`.  out may be x. */
@@ -110,7 +113,8 @@ typedef struct cpu_scratch {
     float *masked;           /* [vocab] the logits, -inf where dropped */
     uint64_t *order, *spare; /* [vocab] candidates as rank << 32 | id */
     uint16_t *packed;        /* [CPU_PANEL_ROWS, packed_columns], of AVX512-BF16 */
-    bool failed;             /* k_score met a NaN in this thread's part */
+    float *attention; /* [CPU_GANG][2][K_MAX_HEAD_DIM] outputs of a gang's queries, untouched until used */
+    bool failed;      /* k_score met a NaN in this thread's part */
 } cpu_scratch;
 
 struct k_ctx {

@@ -6,9 +6,11 @@
 #include "kernels/cpu/math.h"
 
 #include <assert.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #define WORTH_WAKING 30000.0 /* operations; some ten microseconds */
+#define GANGS_PER_THREAD 4   /* of attention, so that threads finish together */
 
 typedef struct spread {
     cpu_part *part;
@@ -259,26 +261,47 @@ void k_page_copy(k_ctx *k, const k_kv *kv, int to, int from, int n_tokens) {
         }
 }
 
-/* ---- k_attention: items are (token, head), dealt out in turn because later positions cost more. */
+/* ---- k_attention: items are gangs of queries, taken by whoever is free, the later positions (which cost
+ * more) first. */
 
 typedef struct attend {
     k_ctx *k;
     cpu_attention a;
+    int n_queries, gang, n_items; /* queries of a kv head, of an item; items of all kv heads */
+    atomic_int next;
 } attend;
 
 static void attend_run(void *arg, int index, int n) {
-    const attend *s = arg;
-    int64_t items = (int64_t)s->a.b->n * s->a.n_heads;
-    for (int64_t i = index; i < items; i += n)
-        s->k->ops->attention(&s->a, (int)(i / s->a.n_heads), (int)(i % s->a.n_heads));
+    (void)n;
+    attend *s = arg;
+    int n_kv = s->a.kv->n_kv_heads;
+    for (int i; (i = atomic_fetch_add(&s->next, 1)) < s->n_items;) {
+        int first = (s->n_items - 1 - i) / n_kv * s->gang;
+        int end = s->n_queries - first < s->gang ? s->n_queries : first + s->gang;
+        s->k->ops->attention(&s->a, i % n_kv, first, end, s->k->scratch[index].attention);
+    }
+}
+
+/* Queries of a gang: many, that they share the reading of pages, but so few that all threads have work. */
+static int gang_size(int n_queries, int n_kv_heads, int n_threads) {
+    int gangs = n_threads > 1 ? (GANGS_PER_THREAD * n_threads + n_kv_heads - 1) / n_kv_heads : 1;
+    int size = (n_queries + gangs - 1) / gangs;
+    if (size > 4) size = (size + 3) / 4 * 4; /* the vector bodies take four at a time */
+    return size < CPU_GANG ? size : CPU_GANG;
 }
 
 void k_attention(k_ctx *k, float *out, const float *q, const k_batch *b, const k_kv *kv, int n_heads,
                  int layer, int32_t window) {
     assert(window >= 0 && n_heads % kv->n_kv_heads == 0 && kv->head_dim <= K_MAX_HEAD_DIM);
-    attend s = {k,
-                {out, q, b, kv, k_page_bytes(k, kv->n_layers, kv->n_kv_heads, kv->head_dim), n_heads, layer,
-                 window, k->profile == PRECISION_BF16, 1.0f / sqrtf((float)kv->head_dim)}};
+    if (b->n <= 0) return;
+    int n_kv = kv->n_kv_heads, n_queries = b->n * (n_heads / n_kv);
+    int gang = gang_size(n_queries, n_kv, k_threads(k));
+    attend s = {.k = k,
+                .a = {out, q, b, kv, k_page_bytes(k, kv->n_layers, n_kv, kv->head_dim), n_heads, layer,
+                      window, k->profile == PRECISION_BF16, 1.0f / sqrtf((float)kv->head_dim)},
+                .n_queries = n_queries,
+                .gang = gang,
+                .n_items = n_kv * ((n_queries + gang - 1) / gang)};
     double keys = 0;
     for (int t = 0; t < b->n; t++) keys += b->pos[t] < window ? b->pos[t] + 1 : window + 1.0;
     cpu_flush_denormals();

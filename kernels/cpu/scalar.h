@@ -5,7 +5,7 @@
 #include "kernels/cpu/cpu.h"
 
 void cpu_gemm_scalar(const cpu_gemm *g, int tile, int tile_end, int row, int row_end);
-void cpu_attention_scalar(const cpu_attention *a, int t, int head);
+void cpu_attention_scalar(const cpu_attention *a, int kv_head, int first, int end, float *room);
 float cpu_inverse_rms_scalar(const float *x, int n, float eps);
 void cpu_scale_scalar(float *out, const float *x, float scale, int n, bool bf16);
 void cpu_mix_scalar(float *x, const float *y, float a, float b, int n);
