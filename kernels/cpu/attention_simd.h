@@ -6,10 +6,11 @@
  *
  * A gang of queries walks the chunks of its pages upwards.
  *
- *   chunk           0  1  2  3 | 4  5       Queries whose page tables name the same page for a chunk are
- *   query 0, page   7  2  9  4 | 0          worked on together, up to ROWS at a time, so that the page is
- *   query 1         7  2  9  5 |            read from memory once for the gang and widened once per block:
- *   query 2         7  2  3  8 | 1  6       here all three share two chunks, the first two a third.
+ *   chunk           0  1  2  3 | 4  5       The first query leads.  Whoever names the same page for the same
+ *   query 0, page   7  2  9  4 | 0          chunk comes along, so that the page is read from memory once for
+ *   query 1         7  2  9  5 |            all of them and widened once for a block of up to ROWS: here all
+ *   query 2         7  2  3  8 | 1  6       share two chunks and query 1 a third.  Where they part, the
+ * others wait until the lead is done and one of them takes over.
  *
  * Every sum belongs to one query, and its order is the scalar one, so who shares a block changes no bit.
  * Scores have lanes over keys, outputs lanes over the head's dimensions: each lane is the scalar chain. */
@@ -20,12 +21,14 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
-#define ROWS 4         /* most queries of a block */
+#define ROWS 6         /* most queries of a block */
 #define MOST_VECTORS 8 /* of any block */
-#define WEIGHTS (ROWS * KV_PAGE_TOKENS)
+#define GROUPS (KV_PAGE_TOKENS / V_LANES)
 
-typedef float four __attribute__((vector_size(16))); /* one lane per query of a block */
-_Static_assert(sizeof(four) == ROWS * sizeof(float), "a lane per row");
+/* Weights of a block: [2][KV_PAGE_TOKENS][4], so that those of a key for four queries lie side by side. */
+#define P_FOUR (4 * KV_PAGE_TOKENS)
+#define p_of(r) ((r) / 4 * P_FOUR + (r) % 4) /* query r's weights, every fourth float */
+typedef float four __attribute__((vector_size(16)));
 
 typedef struct state {
     float m, l;
@@ -36,10 +39,10 @@ typedef struct query {
     const float *q;
     float *out;
     const int32_t *pages;
-    int32_t low, pos; /* the visible positions, both included */
-    int32_t page;     /* of the chunk at hand; -1: not visible, or done */
-    state part;       /* of the split at hand */
-    state total;      /* of the splits before it */
+    int32_t low, pos;   /* the visible positions, both included */
+    int32_t next, last; /* chunks: the one that comes next, the last visible one */
+    state part;         /* of the split at hand */
+    state total;        /* of the splits before it */
     bool has_total;
 } query;
 
@@ -51,6 +54,13 @@ typedef struct chunk {
     float scale;
 } chunk;
 
+/* Which keys of the chunk each query sees. */
+typedef struct view {
+    int first[ROWS], end[ROWS];
+    int from, to;           /* some query sees them: the union's bounds */
+    int all_first, all_end; /* every query sees them; empty at the chunk's end if there are none */
+} view;
+
 INLINE vf load(const void *p, size_t at, bool bf16) {
     return bf16 ? v_widen((const uint16_t *)p + at) : v_load((const float *)p + at);
 }
@@ -59,63 +69,74 @@ INLINE float element(const void *p, size_t at, bool bf16) {
     return bf16 ? cop_widen(((const uint16_t *)p)[at]) : ((const float *)p)[at];
 }
 
-/* ---- What a block does per key and dimension: one function for each number of queries and dtype. */
+/* ---- What a block of n queries does per key and dimension: a function for each n and dtype. */
 
-/* Scores of the keys [from, to) of a chunk, and perhaps more of it, for n queries. */
-INLINE void score(float scores[][KV_PAGE_TOKENS], const float *const q[], const chunk *c, int from, int to,
-                  int n, bool bf16) {
-    const int width =
-        ATTENTION_VECTORS(n) * V_LANES < KV_PAGE_TOKENS ? ATTENTION_VECTORS(n) : KV_PAGE_TOKENS / V_LANES;
-    const float *x[ROWS];
-    for (int r = 0; r < n; r++) x[r] = q[r];
-    for (int at = from - from % (width * V_LANES); at < to; at += width * V_LANES) {
-        vf sum[ROWS * MOST_VECTORS];
-#pragma GCC unroll 16
-        for (int i = 0; i < n * width; i++) sum[i] = v_zero();
-        for (int d = 0; d < c->dim; d++) {
-            vf key[MOST_VECTORS];
+/* sum[r][j] += x[r][x_at] * vector j at `at`, of n x `width` vectors.  The fewer of the two sides are held in
+ * registers. */
+INLINE void step(vf sum[], const float *const x[], size_t x_at, const void *vectors, size_t at, int n,
+                 int width, bool bf16) {
+    vf held[MOST_VECTORS];
+    if (width <= n) {
 #pragma GCC unroll 8
-            for (int j = 0; j < width; j++)
-                key[j] = load(c->keys, (size_t)d * KV_PAGE_TOKENS + (size_t)(at + V_LANES * j), bf16);
-#pragma GCC unroll 4
-            for (int r = 0; r < n; r++) {
-                vf element_of_q = v_broadcast(x[r] + d);
+        for (int j = 0; j < width; j++) held[j] = load(vectors, at + (size_t)(V_LANES * j), bf16);
 #pragma GCC unroll 8
-                for (int j = 0; j < width; j++)
-                    sum[r * width + j] = v_fma(element_of_q, key[j], sum[r * width + j]);
-            }
+        for (int r = 0; r < n; r++) {
+            vf one = v_broadcast(x[r] + x_at);
+#pragma GCC unroll 8
+            for (int j = 0; j < width; j++) sum[r * width + j] = v_fma(one, held[j], sum[r * width + j]);
         }
-#pragma GCC unroll 4
-        for (int r = 0; r < n; r++)
+    } else {
 #pragma GCC unroll 8
-            for (int j = 0; j < width; j++)
-                v_store(&scores[r][at + V_LANES * j], v_mul(sum[r * width + j], v_set(c->scale)));
+        for (int r = 0; r < n; r++) held[r] = v_broadcast(x[r] + x_at);
+#pragma GCC unroll 8
+        for (int j = 0; j < width; j++) {
+            vf one = load(vectors, at + (size_t)(V_LANES * j), bf16);
+#pragma GCC unroll 8
+            for (int r = 0; r < n; r++) sum[r * width + j] = v_fma(held[r], one, sum[r * width + j]);
+        }
     }
 }
 
-/* o[r] = o[r] * keep[r], then o[r] += p * v of the keys [from, to), for width * V_LANES dimensions.  The
- * weight of key i for query r is p[i * ROWS + r]. */
+/* Scores of the keys [from, to) of a chunk, and perhaps more of it. */
+INLINE void score(float scores[][KV_PAGE_TOKENS], const float *const q[], const chunk *c, int from, int to,
+                  int n, bool bf16) {
+    const int width = ATTENTION_VECTORS(n) < GROUPS ? ATTENTION_VECTORS(n) : GROUPS;
+    const float *x[ROWS];
+    size_t dim = (size_t)c->dim;
+    for (int r = 0; r < n; r++) x[r] = q[r];
+    for (int at = from & -(width * V_LANES); at < to; at += width * V_LANES) {
+        vf sum[ROWS * MOST_VECTORS];
+#pragma GCC unroll 48
+        for (int i = 0; i < n * width; i++) sum[i] = v_zero();
+        for (size_t d = 0; d < dim; d++)
+            step(sum, x, d, c->keys, d * KV_PAGE_TOKENS + (size_t)at, n, width, bf16);
+        vf scale = v_set(c->scale);
+#pragma GCC unroll 8
+        for (int r = 0; r < n; r++)
+#pragma GCC unroll 8
+            for (int j = 0; j < width; j++)
+                v_store(&scores[r][at + V_LANES * j], v_mul(sum[r * width + j], scale));
+    }
+}
+
+/* o[r] = o[r] * keep[r], then o[r] += p[r] * v for each of the keys [from, to), in width * V_LANES
+ * dimensions.
+ */
 INLINE void add_columns(float *const o[], const float *keep, const float *p, const chunk *c, int from, int to,
                         int at, int n, int width, bool bf16) {
     vf sum[ROWS * MOST_VECTORS];
-#pragma GCC unroll 4
-    for (int r = 0; r < n; r++)
+    const float *weights[ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < n; r++) {
+        weights[r] = p + p_of(r);
 #pragma GCC unroll 8
         for (int j = 0; j < width; j++)
             sum[r * width + j] = v_mul(v_load(o[r] + at + V_LANES * j), v_set(keep[r]));
-    for (int i = from; i < to; i++) {
-        vf value[MOST_VECTORS];
-#pragma GCC unroll 8
-        for (int j = 0; j < width; j++)
-            value[j] = load(c->values, (size_t)i * (size_t)c->dim + (size_t)(at + V_LANES * j), bf16);
-#pragma GCC unroll 4
-        for (int r = 0; r < n; r++) {
-            vf weight = v_broadcast(p + i * ROWS + r);
-#pragma GCC unroll 8
-            for (int j = 0; j < width; j++) sum[r * width + j] = v_fma(weight, value[j], sum[r * width + j]);
-        }
     }
-#pragma GCC unroll 4
+    size_t dim = (size_t)c->dim;
+    for (size_t i = (size_t)from; i < (size_t)to; i++)
+        step(sum, weights, 4 * i, c->values, i * dim + (size_t)at, n, width, bf16);
+#pragma GCC unroll 8
     for (int r = 0; r < n; r++)
 #pragma GCC unroll 8
         for (int j = 0; j < width; j++) v_store(o[r] + at + V_LANES * j, sum[r * width + j]);
@@ -134,14 +155,76 @@ INLINE void add_values(float *const o[], const float *keep, const float *p, cons
         for (int r = 0; r < n; r++) {
             float sum = o[r][d] * keep[r];
             for (int i = from; i < to; i++)
-                sum = fmaf(p[i * ROWS + r], element(c->values, (size_t)i * (size_t)c->dim + (size_t)d, bf16),
-                           sum);
+                sum = fmaf(p[p_of(r) + 4 * i],
+                           element(c->values, (size_t)i * (size_t)c->dim + (size_t)d, bf16), sum);
             o[r][d] = sum;
         }
 }
 
+/* A key that query r does not see, outside [first[r], end[r]), gets the score -inf. */
+static void hide(float scores[][KV_PAGE_TOKENS], const view *v, int n) {
+    for (int r = 0; r < n; r++) {
+        vi first = vi_set((uint32_t)(v->first[r] - 1)), end = vi_set((uint32_t)v->end[r]);
+        for (int at = v->from & -V_LANES; at < v->to; at += V_LANES) {
+            vi i = vi_add(vi_lanes(), vi_set((uint32_t)at));
+            vm seen = vm_and(vm_below(first, i), vm_below(i, end));
+            v_store(&scores[r][at], v_select(seen, v_load(&scores[r][at]), v_set(-INFINITY)));
+        }
+    }
+}
+
+/* The weights of V_LANES keys for up to four queries; returns their sums l, key by key. */
+INLINE four weigh_four(float *p, four l, float scores[][KV_PAGE_TOKENS], const float *m, int at, int n) {
+    vi weights[4], by_key[4];
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++)
+        weights[r] = vi_of(r < n ? v_exp(v_sub(v_load(&scores[r][at]), v_broadcast(m + r))) : v_zero());
+    vi_interleave(by_key, weights);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) vi_store(p + V_LANES * i, by_key[i]);
+#pragma GCC unroll 16
+    for (int i = 0; i < V_LANES; i++) {
+        four key;
+        memcpy(&key, p + 4 * i, sizeof key);
+        l = l + key;
+    }
+    return l;
+}
+
+/* From scores to the weights p of the keys and the factors `keep` of what was summed before; m and l move on.
+ * Only groups of keys that hold some of [from, to) have scores.  A hidden key gets the weight +0, which does
+ * not change l (it is never -0); the outputs never meet it. */
+INLINE void weigh(float *p, float *keep, state *const s[], float scores[][KV_PAGE_TOKENS], const view *v,
+                  int n) {
+    float old[V_LANES] = {0}, m[V_LANES] = {0}, sums[8] = {0};
+    int from = v->from & -V_LANES;
+    if (v->all_first != 0 || v->all_end != KV_PAGE_TOKENS) hide(scores, v, n);
+    vf best[ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < n; r++) best[r] = v_set(s[r]->m);
+    for (int at = from; at < v->to; at += V_LANES)
+#pragma GCC unroll 8
+        for (int r = 0; r < n; r++) best[r] = v_max(best[r], v_load(&scores[r][at]));
+#pragma GCC unroll 8
+    for (int r = 0; r < n; r++) {
+        old[r] = s[r]->m;
+        m[r] = s[r]->m = v_greatest(best[r]);
+    }
+    v_store(keep, v_exp(v_sub(v_load(old), v_load(m))));
+    for (int r = 0; r < n; r++) sums[r] = s[r]->l * keep[r];
+    four l0, l1;
+    memcpy(&l0, sums, sizeof l0), memcpy(&l1, sums + 4, sizeof l1);
+    for (int at = from; at < v->to; at += V_LANES) {
+        l0 = weigh_four(p + 4 * at, l0, scores, m, at, n < 4 ? n : 4);
+        if (n > 4) l1 = weigh_four(p + P_FOUR + 4 * at, l1, scores + 4, m + 4, at, n - 4);
+    }
+    memcpy(sums, &l0, sizeof l0), memcpy(sums + 4, &l1, sizeof l1);
+    for (int r = 0; r < n; r++) s[r]->l = sums[r];
+}
+
 typedef void score_fn(float scores[][KV_PAGE_TOKENS], const float *const q[], const chunk *c, int from,
                       int to);
+typedef void weigh_fn(float *p, float *keep, state *const s[], float scores[][KV_PAGE_TOKENS], const view *v);
 typedef void values_fn(float *const o[], const float *keep, const float *p, const chunk *c, int from, int to);
 
 #define BLOCK(n, dtype, bf16)                                                                                \
@@ -153,30 +236,27 @@ typedef void values_fn(float *const o[], const float *keep, const float *p, cons
                                      int from, int to) {                                                     \
         add_values(o, keep, p, c, from, to, n, bf16);                                                        \
     }
-BLOCK(1, f32, false)
-BLOCK(2, f32, false)
-BLOCK(3, f32, false)
-BLOCK(4, f32, false)
-BLOCK(1, bf16, true)
-BLOCK(2, bf16, true)
-BLOCK(3, bf16, true)
-BLOCK(4, bf16, true)
+#define BLOCKS(n)                                                                                            \
+    BLOCK(n, f32, false)                                                                                     \
+    BLOCK(n, bf16, true)                                                                                     \
+    static void weigh_##n(float *p, float *keep, state *const s[], float scores[][KV_PAGE_TOKENS],           \
+                          const view *v) {                                                                   \
+        weigh(p, keep, s, scores, v, n);                                                                     \
+    }
+BLOCKS(1)
+BLOCKS(2)
+BLOCKS(3)
+BLOCKS(4)
+BLOCKS(5)
+BLOCKS(6)
 
-static score_fn *const score_block[2][ROWS + 1] = {
-    {NULL, score_f32_1, score_f32_2, score_f32_3, score_f32_4},
-    {NULL, score_bf16_1, score_bf16_2, score_bf16_3, score_bf16_4}};
-static values_fn *const values_block[2][ROWS + 1] = {
-    {NULL, values_f32_1, values_f32_2, values_f32_3, values_f32_4},
-    {NULL, values_bf16_1, values_bf16_2, values_bf16_3, values_bf16_4}};
+#define BY_ROWS(name)                                                                                        \
+    { NULL, name##_1, name##_2, name##_3, name##_4, name##_5, name##_6 }
+static score_fn *const score_block[2][ROWS + 1] = {BY_ROWS(score_f32), BY_ROWS(score_bf16)};
+static values_fn *const values_block[2][ROWS + 1] = {BY_ROWS(values_f32), BY_ROWS(values_bf16)};
+static weigh_fn *const weigh_block[ROWS + 1] = BY_ROWS(weigh);
 
 /* ---- A block meets a chunk. */
-
-/* Which keys of the chunk each query sees. */
-typedef struct view {
-    int first[ROWS], end[ROWS];
-    int from, to;           /* some query sees them: the union's bounds */
-    int all_first, all_end; /* every query sees them; empty at the chunk's end if there are none */
-} view;
 
 static view look(query *const x[], int n, const chunk *c) {
     view v = {.from = KV_PAGE_TOKENS, .to = 0, .all_first = 0, .all_end = KV_PAGE_TOKENS};
@@ -193,70 +273,27 @@ static view look(query *const x[], int n, const chunk *c) {
     return v;
 }
 
-/* From scores to the weights p of the keys and the factors `keep` of what was summed before; m and l move on.
- * A key that a query does not see gets the score -inf and so the weight 0, which does not change l (l >= +0);
- * the outputs never meet it. */
-static void weigh(float *p, float *keep, query *const x[], int n, float scores[][KV_PAGE_TOKENS],
-                  const view *v) {
-    int from = v->from - v->from % V_LANES;
-    bool whole = v->all_first == 0 && v->all_end == KV_PAGE_TOKENS;
-    float old[V_LANES] = {0}, m[V_LANES] = {0};
-    for (int r = 0; r < n; r++) {
-        vf best = v_set(x[r]->part.m);
-        vi first = vi_set((uint32_t)(v->first[r] - 1)), end = vi_set((uint32_t)v->end[r]);
-        for (int at = from; at < v->to; at += V_LANES) {
-            vf s = v_load(&scores[r][at]);
-            if (!whole) {
-                vi i = vi_add(vi_lanes(), vi_set((uint32_t)at));
-                s = v_select(vm_and(vm_below(first, i), vm_below(i, end)), s, v_set(-INFINITY));
-                v_store(&scores[r][at], s);
-            }
-            best = v_max(best, s);
-        }
-        old[r] = x[r]->part.m;
-        m[r] = v_greatest(best);
-    }
-    v_store(keep, v_exp(v_sub(v_load(old), v_load(m))));
-    four l = {0};
-    for (int r = 0; r < n; r++) l[r] = x[r]->part.l * keep[r];
-    for (int at = from; at < v->to; at += V_LANES) {
-        vi weights[ROWS], by_key[ROWS];
-        for (int r = 0; r < ROWS; r++)
-            weights[r] = vi_of(r < n ? v_exp(v_sub(v_load(&scores[r][at]), v_set(m[r]))) : v_zero());
-        vi_interleave(by_key, weights);
-        for (int r = 0; r < ROWS; r++) vi_store(p + ROWS * at + V_LANES * r, by_key[r]);
-        for (int i = at; i < at + V_LANES; i++) {
-            four key;
-            memcpy(&key, p + ROWS * i, sizeof key);
-            l = l + key;
-        }
-    }
-    for (int r = 0; r < n; r++) {
-        x[r]->part.m = m[r];
-        x[r]->part.l = l[r];
-    }
-}
-
 /* Extend the states of n queries by the chunk: what all of them see together, the rest one by one. */
 static void add_chunk(query *const x[], int n, const chunk *c, bool bf16) {
     float scores[ROWS][KV_PAGE_TOKENS] __attribute__((aligned(64)));
-    float p[WEIGHTS] __attribute__((aligned(64)));
+    float p[2 * P_FOUR] __attribute__((aligned(64)));
     float keep[V_LANES], *o[ROWS];
     const float *q[ROWS];
+    state *s[ROWS];
     view v = look(x, n, c);
-    for (int r = 0; r < n; r++) q[r] = x[r]->q, o[r] = x[r]->part.o;
+    for (int r = 0; r < n; r++) q[r] = x[r]->q, s[r] = &x[r]->part, o[r] = s[r]->o;
     score_block[bf16][n](scores, q, c, v.from, v.to);
-    weigh(p, keep, x, n, scores, &v);
+    weigh_block[n](p, keep, s, scores, &v);
     for (int r = 0; r < n; r++) {
         int end = v.end[r] < v.all_first ? v.end[r] : v.all_first;
         if (v.first[r] >= end) continue;
-        values_block[bf16][1](&o[r], &keep[r], p + r, c, v.first[r], end);
+        values_block[bf16][1](&o[r], &keep[r], p + p_of(r), c, v.first[r], end);
         keep[r] = 1.0f;
     }
     values_block[bf16][n](o, keep, p, c, v.all_first, v.all_end);
     for (int r = 0; r < n; r++) keep[r] = 1.0f;
     for (int r = 0; r < n; r++)
-        if (v.all_end < v.end[r]) values_block[bf16][1](&o[r], &keep[r], p + r, c, v.all_end, v.end[r]);
+        if (v.all_end < v.end[r]) values_block[bf16][1](&o[r], &keep[r], p + p_of(r), c, v.all_end, v.end[r]);
 }
 
 /* ---- The walk of a gang. */
@@ -284,15 +321,12 @@ static void close_split(query *x, int dim) {
     x->has_total = true;
 }
 
-/* Name the query's page for chunk c, and start a split where one starts.  A state without keys has m = -inf,
- * whose factor `keep` is exp(-inf) = 0. */
-static void begin_chunk(query *x, int32_t c, int dim) {
-    x->page = -1;
-    int32_t first = x->low / KV_PAGE_TOKENS;
-    if (c < first || c > x->pos / KV_PAGE_TOKENS) return;
-    x->page = x->pages[c];
-    if (c != first && c % (K_SPLIT_TOKENS / KV_PAGE_TOKENS) != 0) return;
-    if (c != first) close_split(x, dim);
+/* Start a split where one starts.  A state without keys has m = -inf, whose factor `keep` is exp(-inf) = 0.
+ */
+static void begin_chunk(query *x, int dim) {
+    bool first = x->next == x->low / KV_PAGE_TOKENS;
+    if (!first && x->next % (K_SPLIT_TOKENS / KV_PAGE_TOKENS) != 0) return;
+    if (!first) close_split(x, dim);
     x->part.m = -INFINITY;
     x->part.l = 0.0f;
     memset(x->part.o, 0, (size_t)dim * sizeof *x->part.o);
@@ -315,52 +349,62 @@ static void finish(query *x, int dim, bool bf16) {
 static void open_query(query *x, const cpu_attention *a, int kv_head, int index, float *room) {
     int dim = a->kv->head_dim, group = a->n_heads / a->kv->n_kv_heads, t = index / group;
     size_t row = ((size_t)t * (size_t)a->n_heads + (size_t)(kv_head * group + index % group)) * (size_t)dim;
-    int32_t pos = a->b->pos[t];
+    int32_t pos = a->b->pos[t], low = pos > a->window ? pos - a->window : 0;
     *x = (query){.q = a->q + row,
                  .out = a->out + row,
                  .pages = a->b->pages + (size_t)a->b->table[t] * (size_t)a->b->page_stride,
-                 .low = pos > a->window ? pos - a->window : 0,
+                 .low = low,
                  .pos = pos,
+                 .next = low / KV_PAGE_TOKENS,
+                 .last = pos / KV_PAGE_TOKENS,
                  .part.o = room,
                  .total.o = room + dim};
 }
 
-/* The queries of a gang that lie on the same page as query i, taken out of the waiting ones. */
-static int take_page(query *out[], query *gang, int i, int n) {
-    int count = 0;
-    for (int32_t page = gang[i].page; i < n; i++) {
-        if (gang[i].page != page) continue;
-        gang[i].page = -1;
-        out[count++] = &gang[i];
+/* The queries for which the page comes next, as chunk c.  Those that stay behind, or are done, leave `near`.
+ */
+static int meet(query *together[], query *near[], int *n_near, int32_t c, int32_t page) {
+    int kept = 0, count = 0;
+    for (int i = 0; i < *n_near; i++) {
+        query *x = near[i];
+        if (x->next < c || x->next > x->last) continue;
+        near[kept++] = x;
+        if (x->next == c && x->pages[c] == page) together[count++] = x;
     }
+    *n_near = kept;
     return count;
+}
+
+/* Take the lead to its end, and with it, as far as they share its pages, those of the n queries after it. */
+static void walk(const cpu_attention *a, int kv_head, query *lead, int n) {
+    size_t size = a->bf16 ? sizeof(uint16_t) : sizeof(float);
+    size_t keys = cpu_key_offset(a->kv, a->layer, kv_head) * size;
+    size_t values = cpu_value_offset(a->kv, a->layer, kv_head) * size;
+    query *near[CPU_GANG], *together[CPU_GANG];
+    int n_near = n;
+    for (int i = 0; i < n; i++) near[i] = lead + i;
+    for (int32_t at; (at = lead->next) <= lead->last;) {
+        const char *page = (const char *)a->kv->arena + (size_t)lead->pages[at] * a->page_bytes;
+        chunk c = {at * KV_PAGE_TOKENS, page + keys, page + values, a->kv->head_dim, a->scale};
+        int count = meet(together, near, &n_near, at, lead->pages[at]);
+        for (int i = 0; i < count; i++) begin_chunk(together[i], c.dim);
+        int blocks = (count + ROWS - 1) / ROWS;
+        for (int i = 0; i < blocks; i++) {
+            int from = count * i / blocks;
+            add_chunk(together + from, count * (i + 1) / blocks - from, &c, a->bf16);
+        }
+        for (int i = 0; i < count; i++) together[i]->next++;
+    }
 }
 
 void ATTENTION_NAME(const cpu_attention *a, int kv_head, int first, int end, float *room) {
     int dim = a->kv->head_dim, n = end - first;
     assert(dim <= K_MAX_HEAD_DIM && n <= CPU_GANG);
-    query gang[CPU_GANG], *together[CPU_GANG];
-    int32_t low = INT32_MAX, high = 0;
-    for (int i = 0; i < n; i++) {
+    query gang[CPU_GANG];
+    for (int i = 0; i < n; i++)
         open_query(&gang[i], a, kv_head, first + i, room + (size_t)i * 2 * (size_t)dim);
-        if (gang[i].low < low) low = gang[i].low;
-        if (gang[i].pos > high) high = gang[i].pos;
+    for (int i = 0; i < n; i++) {
+        walk(a, kv_head, &gang[i], n - i);
+        finish(&gang[i], dim, a->bf16);
     }
-    size_t size = a->bf16 ? sizeof(uint16_t) : sizeof(float);
-    size_t keys = cpu_key_offset(a->kv, a->layer, kv_head) * size;
-    size_t values = cpu_value_offset(a->kv, a->layer, kv_head) * size;
-    for (int32_t at = low / KV_PAGE_TOKENS; at <= high / KV_PAGE_TOKENS; at++) {
-        for (int i = 0; i < n; i++) begin_chunk(&gang[i], at, dim);
-        for (int i = 0; i < n; i++) {
-            if (gang[i].page < 0) continue;
-            const char *page = (const char *)a->kv->arena + (size_t)gang[i].page * a->page_bytes;
-            chunk c = {at * KV_PAGE_TOKENS, page + keys, page + values, dim, a->scale};
-            int count = take_page(together, gang, i, n), blocks = (count + ROWS - 1) / ROWS;
-            for (int b = 0; b < blocks; b++) {
-                int from = count * b / blocks;
-                add_chunk(together + from, count * (b + 1) / blocks - from, &c, a->bf16);
-            }
-        }
-    }
-    for (int i = 0; i < n; i++) finish(&gang[i], dim, a->bf16);
 }
