@@ -23,6 +23,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define ROWS 6         /* most queries of a block */
 #define MOST_VECTORS 8 /* of any block */
+#define FEW 3          /* queries that wait for memory: what comes next is fetched while they work */
 #define GROUPS (KV_PAGE_TOKENS / V_LANES)
 
 /* Weights of a block: [2][KV_PAGE_TOKENS][4], so that those of a key for four queries lie side by side. */
@@ -50,6 +51,7 @@ typedef struct query {
 typedef struct chunk {
     int32_t first; /* position of its first key */
     const void *keys, *values;
+    const char *ahead; /* the keys that come next for the lead; some keys if none do */
     int dim;
     float scale;
 } chunk;
@@ -97,19 +99,27 @@ INLINE void step(vf sum[], const float *const x[], size_t x_at, const void *vect
     }
 }
 
+INLINE void fetch(const char *p, size_t n_bytes) {
+#pragma GCC unroll 8
+    for (size_t i = 0; i < n_bytes; i += 64) __builtin_prefetch(p + i);
+}
+
 /* Scores of the keys [from, to) of a chunk, and perhaps more of it. */
 INLINE void score(float scores[][KV_PAGE_TOKENS], const float *const q[], const chunk *c, int from, int to,
                   int n, bool bf16) {
     const int width = ATTENTION_VECTORS(n) < GROUPS ? ATTENTION_VECTORS(n) : GROUPS;
     const float *x[ROWS];
-    size_t dim = (size_t)c->dim;
+    size_t dim = (size_t)c->dim, size = bf16 ? sizeof(uint16_t) : sizeof(float);
     for (int r = 0; r < n; r++) x[r] = q[r];
     for (int at = from & -(width * V_LANES); at < to; at += width * V_LANES) {
         vf sum[ROWS * MOST_VECTORS];
 #pragma GCC unroll 48
         for (int i = 0; i < n * width; i++) sum[i] = v_zero();
-        for (size_t d = 0; d < dim; d++)
+        const char *ahead = (const char *)c->values + (size_t)at * dim * size;
+        for (size_t d = 0; d < dim; d++, ahead += (size_t)(width * V_LANES) * size) {
+            if (n <= FEW) fetch(ahead, (size_t)(width * V_LANES) * size);
             step(sum, x, d, c->keys, d * KV_PAGE_TOKENS + (size_t)at, n, width, bf16);
+        }
         vf scale = v_set(c->scale);
 #pragma GCC unroll 8
         for (int r = 0; r < n; r++)
@@ -133,9 +143,12 @@ INLINE void add_columns(float *const o[], const float *keep, const float *p, con
         for (int j = 0; j < width; j++)
             sum[r * width + j] = v_mul(v_load(o[r] + at + V_LANES * j), v_set(keep[r]));
     }
-    size_t dim = (size_t)c->dim;
-    for (size_t i = (size_t)from; i < (size_t)to; i++)
+    size_t dim = (size_t)c->dim, size = bf16 ? sizeof(uint16_t) : sizeof(float);
+    const char *ahead = c->ahead + (size_t)at * KV_PAGE_TOKENS * size;
+    for (size_t i = (size_t)from; i < (size_t)to; i++, ahead += (size_t)(width * V_LANES) * size) {
+        if (n <= FEW) fetch(ahead, (size_t)(width * V_LANES) * size);
         step(sum, weights, 4 * i, c->values, i * dim + (size_t)at, n, width, bf16);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < n; r++)
 #pragma GCC unroll 8
@@ -385,7 +398,13 @@ static void walk(const cpu_attention *a, int kv_head, query *lead, int n) {
     for (int i = 0; i < n; i++) near[i] = lead + i;
     for (int32_t at; (at = lead->next) <= lead->last;) {
         const char *page = (const char *)a->kv->arena + (size_t)lead->pages[at] * a->page_bytes;
-        chunk c = {at * KV_PAGE_TOKENS, page + keys, page + values, a->kv->head_dim, a->scale};
+        chunk c = {.first = at * KV_PAGE_TOKENS,
+                   .keys = page + keys,
+                   .values = page + values,
+                   .dim = a->kv->head_dim,
+                   .scale = a->scale};
+        int32_t next = lead->pages[at < lead->last ? at + 1 : at];
+        c.ahead = (const char *)a->kv->arena + (size_t)next * a->page_bytes + keys;
         int count = meet(together, near, &n_near, at, lead->pages[at]);
         for (int i = 0; i < count; i++) begin_chunk(together[i], c.dim);
         int blocks = (count + ROWS - 1) / ROWS;

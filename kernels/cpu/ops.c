@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define WORTH_WAKING 30000.0 /* operations; some ten microseconds */
-#define GANGS_PER_THREAD 4   /* of attention, so that threads finish together */
+#define ITEMS_PER_THREAD 4   /* of attention, so that threads finish together */
 
 typedef struct spread {
     cpu_part *part;
@@ -261,47 +261,73 @@ void k_page_copy(k_ctx *k, const k_kv *kv, int to, int from, int n_tokens) {
         }
 }
 
-/* ---- k_attention: items are gangs of queries, taken by whoever is free, the later positions (which cost
- * more) first. */
+/* ---- k_attention: items are gangs of queries for some kv heads, taken by whoever is free, the later
+ * positions (which cost more) first. */
 
 typedef struct attend {
     k_ctx *k;
     cpu_attention a;
-    int n_queries, gang, n_items; /* queries of a kv head, of an item; items of all kv heads */
+    int n_queries, gang; /* queries of a kv head, of a gang */
+    int n_gangs, n_cuts; /* the kv heads are cut in n_cuts */
     atomic_int next;
 } attend;
+
+/* Whether token t shares most of its pages with the one before: the one in the middle tells. */
+static bool shares_pages(const cpu_attention *a, int t) {
+    const k_batch *b = a->b;
+    int32_t pos = b->pos[t], low = pos > a->window ? pos - a->window : 0;
+    size_t middle = (size_t)(low / KV_PAGE_TOKENS + pos / KV_PAGE_TOKENS) / 2,
+           stride = (size_t)b->page_stride;
+    return middle <= (size_t)(b->pos[t - 1] / KV_PAGE_TOKENS) &&
+           b->pages[(size_t)b->table[t] * stride + middle] ==
+               b->pages[(size_t)b->table[t - 1] * stride + middle];
+}
+
+/* Queries from `first` on that are worth a walk together.  What shares little is better done head after head
+ * of one token, as it lies in memory. */
+static int run_end(const attend *s, int first, int end) {
+    int group = s->a.n_heads / s->a.kv->n_kv_heads, i = first;
+    do i = (i / group + 1) * group;
+    while (i < end && shares_pages(&s->a, i / group));
+    return i < end ? i : end;
+}
 
 static void attend_run(void *arg, int index, int n) {
     (void)n;
     attend *s = arg;
     int n_kv = s->a.kv->n_kv_heads;
-    for (int i; (i = atomic_fetch_add(&s->next, 1)) < s->n_items;) {
-        int first = (s->n_items - 1 - i) / n_kv * s->gang;
+    for (int item; (item = atomic_fetch_add(&s->next, 1)) < s->n_gangs * s->n_cuts;) {
+        int first = (s->n_gangs - 1 - item / s->n_cuts) * s->gang, cut = item % s->n_cuts;
         int end = s->n_queries - first < s->gang ? s->n_queries : first + s->gang;
-        s->k->ops->attention(&s->a, i % n_kv, first, end, s->k->scratch[index].attention);
+        for (int next; first < end; first = next) {
+            next = run_end(s, first, end);
+            for (int h = n_kv * cut / s->n_cuts; h < n_kv * (cut + 1) / s->n_cuts; h++)
+                s->k->ops->attention(&s->a, h, first, next, s->k->scratch[index].attention);
+        }
     }
 }
 
-/* Queries of a gang: many, that they share the reading of pages, but so few that all threads have work. */
-static int gang_size(int n_queries, int n_kv_heads, int n_threads) {
-    int gangs = n_threads > 1 ? (GANGS_PER_THREAD * n_threads + n_kv_heads - 1) / n_kv_heads : 1;
-    int size = (n_queries + gangs - 1) / gangs;
-    if (size > 4) size = (size + 3) / 4 * 4; /* the vector bodies take four at a time */
-    return size < CPU_GANG ? size : CPU_GANG;
+/* Cut the work so that all threads have some: gangs are to be large, since they share the reading of pages,
+ * so heads are cut first. */
+static void cut_attention(attend *s, int n_threads) {
+    int n_kv = s->a.kv->n_kv_heads, items = n_threads > 1 ? ITEMS_PER_THREAD * n_threads : 1;
+    int gangs = (items + n_kv - 1) / n_kv, least = (s->n_queries + CPU_GANG - 1) / CPU_GANG;
+    if (gangs < least) gangs = least;
+    s->gang = (s->n_queries + gangs - 1) / gangs;
+    s->n_gangs = (s->n_queries + s->gang - 1) / s->gang;
+    s->n_cuts = (items + s->n_gangs - 1) / s->n_gangs;
+    if (s->n_cuts > n_kv) s->n_cuts = n_kv;
 }
 
 void k_attention(k_ctx *k, float *out, const float *q, const k_batch *b, const k_kv *kv, int n_heads,
                  int layer, int32_t window) {
     assert(window >= 0 && n_heads % kv->n_kv_heads == 0 && kv->head_dim <= K_MAX_HEAD_DIM);
     if (b->n <= 0) return;
-    int n_kv = kv->n_kv_heads, n_queries = b->n * (n_heads / n_kv);
-    int gang = gang_size(n_queries, n_kv, k_threads(k));
     attend s = {.k = k,
-                .a = {out, q, b, kv, k_page_bytes(k, kv->n_layers, n_kv, kv->head_dim), n_heads, layer,
-                      window, k->profile == PRECISION_BF16, 1.0f / sqrtf((float)kv->head_dim)},
-                .n_queries = n_queries,
-                .gang = gang,
-                .n_items = n_kv * ((n_queries + gang - 1) / gang)};
+                .a = {out, q, b, kv, k_page_bytes(k, kv->n_layers, kv->n_kv_heads, kv->head_dim), n_heads,
+                      layer, window, k->profile == PRECISION_BF16, 1.0f / sqrtf((float)kv->head_dim)},
+                .n_queries = b->n * (n_heads / kv->n_kv_heads)};
+    cut_attention(&s, k_threads(k));
     double keys = 0;
     for (int t = 0; t < b->n; t++) keys += b->pos[t] < window ? b->pos[t] + 1 : window + 1.0;
     cpu_flush_denormals();
