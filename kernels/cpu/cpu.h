@@ -89,6 +89,10 @@ typedef struct cpu_ops {
     void (*mix)(float *x, const float *y, float a, float b, int n);
     /* x = x - scale * y, two roundings. */
     void (*sub_scaled)(float *x, const float *y, float scale, size_t n);
+    /* x = x + scale * y, two roundings.  y is bf16 or float. */
+    void (*add_scaled)(float *x, const void *y, float scale, int n, bool bf16);
+    /* out = x in bf16. */
+    void (*narrow)(uint16_t *out, const float *x, int n);
     /* Rotate one head of 2 * half elements in place. */
     void (*rotate)(float *x, const float *cosines, const float *sines, int half);
     /* x = cap * tanh(x / cap). */

@@ -353,10 +353,11 @@ static void queries_that_share_pages_keep_their_bits(void **state) {
  */
 static void spans_store_the_same(void **state) {
     (void)state;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4 * N_SHAPES; i++) {
         fixture f, g;
-        assert_true(fixture_open(&f, "scalar", 1, profiles[i], &shapes[0]));
-        if (fixture_open(&g, "avx2", 2, profiles[i], &shapes[0])) {
+        const shape *s = &shapes[i / 4];
+        assert_true(fixture_open(&f, "scalar", 1, profiles[i % 2], s));
+        if (fixture_open(&g, i % 4 < 2 ? "avx2" : "avx512", 2, profiles[i % 2], s)) {
             size_t bytes = PAGES * k_page_bytes(f.k, LAYERS, f.s.n_kv_heads, f.s.head_dim);
             size_t width = (size_t)(f.s.n_kv_heads * f.s.head_dim),
                    q_width = (size_t)(f.s.n_heads * f.s.head_dim);
