@@ -4,13 +4,16 @@
  *   ATTENTION_VECTORS(rows)  vectors of keys or of dimensions that a block of that many queries takes at once
  * then ATTENTION_NAME        the function
  *
- * A gang of queries walks the chunks of its pages upwards.
+ * A gang of queries walks the chunks of its pages upwards:
  *
- *   chunk           0  1  2  3 | 4  5       The first query leads.  Whoever names the same page for the same
- *   query 0, page   7  2  9  4 | 0          chunk comes along, so that the page is read from memory once for
- *   query 1         7  2  9  5 |            all of them and widened once for a block of up to ROWS: here all
- *   query 2         7  2  3  8 | 1  6       share two chunks and query 1 a third.  Where they part, the
- * others wait until the lead is done and one of them takes over.
+ *   chunk           0  1  2  3 | 4  5
+ *   query 0, page   7  2  9  4 | 0
+ *   query 1         7  2  9  5 |
+ *   query 2         7  2  3  8 | 1  6
+ *
+ * The first query leads.  Whoever names the same page for the same chunk comes along, so that the page is
+ * read from memory once for all of them and widened once for a block of up to ROWS.  Here all share two
+ * chunks and query 1 a third.  Where they part, the others wait until the lead is done, and one takes over.
  *
  * Every sum belongs to one query, and its order is the scalar one, so who shares a block changes no bit.
  * Scores have lanes over keys, outputs lanes over the head's dimensions: each lane is the scalar chain. */
@@ -23,7 +26,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define ROWS 6         /* most queries of a block */
 #define MOST_VECTORS 8 /* of any block */
-#define FEW 3          /* queries that wait for memory: what comes next is fetched while they work */
+#define FEW 3          /* queries that wait for memory, so that fetch() pays */
 #define GROUPS (KV_PAGE_TOKENS / V_LANES)
 
 /* Weights of a block: [2][KV_PAGE_TOKENS][4], so that those of a key for four queries lie side by side. */
@@ -99,6 +102,8 @@ INLINE void step(vf sum[], const float *const x[], size_t x_at, const void *vect
     }
 }
 
+/* Few queries on a page wait for memory.  For each vector of keys as much of the values is fetched, and for
+ * each vector of values as much of the keys that the lead meets next. */
 INLINE void fetch(const char *p, size_t n_bytes) {
 #pragma GCC unroll 8
     for (size_t i = 0; i < n_bytes; i += 64) __builtin_prefetch(p + i);
@@ -129,8 +134,7 @@ INLINE void score(float scores[][KV_PAGE_TOKENS], const float *const q[], const 
     }
 }
 
-/* o[r] = o[r] * keep[r], then o[r] += p[r] * v for each of the keys [from, to), in width * V_LANES
- * dimensions.
+/* o[r] = o[r] * keep[r], then o[r] += p[r] * v for each of the keys [from, to): width * V_LANES dimensions.
  */
 INLINE void add_columns(float *const o[], const float *keep, const float *p, const chunk *c, int from, int to,
                         int at, int n, int width, bool bf16) {
