@@ -139,6 +139,7 @@ typedef struct k_qkv {
 void k_qkv_store(k_ctx *k, const k_qkv *a, const k_rope *rope, const k_batch *b, const k_kv *kv);
 
 /* out[t, head] = round(attention of q[t, head] over positions max(0, pos - window) .. pos of its page table), rule 5.
+ * Tokens next to each other in the batch that share pages (a span, the rows of a prompt) read them once.
  *   q, out  [n, n_heads * head_dim], out may be q;  window >= 0 */
 void k_attention(k_ctx *k, float *out, const float *q, const k_batch *b, const k_kv *kv, int n_heads, int layer,
                  int32_t window);

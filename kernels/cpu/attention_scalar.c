@@ -63,10 +63,8 @@ static void merge(state *a, const state *b, int dim) {
     a->m = m;
 }
 
-void cpu_attention_scalar(const cpu_attention *a, int t, int head) {
+static void attend(const cpu_attention *a, int t, int head, int kv_head) {
     int dim = a->kv->head_dim;
-    assert(dim <= K_MAX_HEAD_DIM);
-    int kv_head = head / (a->n_heads / a->kv->n_kv_heads);
     size_t size = a->bf16 ? sizeof(uint16_t) : sizeof(float);
     size_t row = ((size_t)t * (size_t)a->n_heads + (size_t)head) * (size_t)dim;
     const int32_t *pages = a->b->pages + (size_t)a->b->table[t] * (size_t)a->b->page_stride;
@@ -93,4 +91,11 @@ void cpu_attention_scalar(const cpu_attention *a, int t, int head) {
         float y = total.o[d] / total.l;
         a->out[row + (size_t)d] = a->bf16 ? cop_round_bf16(y) : y;
     }
+}
+
+void cpu_attention_scalar(const cpu_attention *a, int kv_head, int first, int end, float *room) {
+    (void)room;
+    assert(a->kv->head_dim <= K_MAX_HEAD_DIM);
+    int group = a->n_heads / a->kv->n_kv_heads;
+    for (int i = first; i < end; i++) attend(a, i / group, kv_head * group + i % group, kv_head);
 }

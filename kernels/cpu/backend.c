@@ -28,6 +28,15 @@ static cop_status choose_cores(k_ctx *k, int n, cop_error *err) {
                     n_allowed);
 }
 
+static bool scratch_open(k_ctx *k, int n_threads) {
+    k->scratch = mem_zalloc((size_t)n_threads, sizeof *k->scratch);
+    for (int i = 0; k->scratch && i < n_threads; i++) {
+        k->scratch[i].attention = mem_alloc_aligned(CPU_GANG * 2 * K_MAX_HEAD_DIM, sizeof(float));
+        if (!k->scratch[i].attention) return false;
+    }
+    return k->scratch != NULL;
+}
+
 cop_status k_open(k_ctx **out, precision profile, int n_threads, bool pin, cop_error *err) {
     assert(out && n_threads >= 1);
     *out = NULL;
@@ -40,10 +49,8 @@ cop_status k_open(k_ctx **out, precision profile, int n_threads, bool pin, cop_e
     k->ops = ops_of(isa, profile);
     cop_status status = pin ? choose_cores(k, n_threads, err) : COP_OK;
     if (status == COP_OK) status = threads_open(&k->threads, n_threads, k->cores, err);
-    if (status == COP_OK) {
-        k->scratch = mem_zalloc((size_t)n_threads, sizeof *k->scratch);
-        if (!k->scratch) status = cop_fail(err, COP_ENOMEM, "could not allocate the CPU backend");
-    }
+    if (status == COP_OK && !scratch_open(k, n_threads))
+        status = cop_fail(err, COP_ENOMEM, "could not allocate the CPU backend");
     if (status != COP_OK) {
         k_close(k);
         return status;
@@ -89,7 +96,10 @@ static cop_status reserve_packed(k_ctx *k, int n_in, cop_error *err) {
 void k_close(k_ctx *k) {
     if (!k) return;
     scratch_free(k);
-    for (int i = 0; k->scratch && i < k_threads(k); i++) mem_free(k->scratch[i].packed);
+    for (int i = 0; k->scratch && i < k_threads(k); i++) {
+        mem_free(k->scratch[i].packed);
+        mem_free(k->scratch[i].attention);
+    }
     mem_free(k->scratch);
     threads_close(k->threads);
     mem_free(k->cores);
@@ -179,9 +189,8 @@ cop_status k_matrix_open(k_ctx *k, k_matrix **out, int n_out, int n_in, cop_erro
 }
 
 void k_matrix_pack(k_ctx *k, k_matrix *m, int first, int n, const float *rows) {
-    (void)k;
     assert(first >= 0 && n >= 0 && first + n <= m->n_out);
-    cpu_pack(m, first, n, rows);
+    cpu_pack(k->ops, m, first, n, rows);
 }
 
 void k_matrix_close(k_ctx *k, k_matrix *m) {
@@ -212,13 +221,14 @@ cop_status k_table_open(k_ctx *k, k_table **out, int n_rows, int dim, cop_error 
 }
 
 void k_table_pack(k_ctx *k, k_table *t, int first, int n, const float *rows) {
-    (void)k;
     assert(first >= 0 && n >= 0 && first + n <= t->n_rows);
-    size_t at = (size_t)first * (size_t)t->dim, count = (size_t)n * (size_t)t->dim;
-    if (t->bf16)
-        cpu_narrow((uint16_t *)t->data + at, rows, count);
-    else if (count)
-        memcpy((float *)t->data + at, rows, count * sizeof(float));
+    size_t dim = (size_t)t->dim, at = (size_t)first * dim;
+    if (!t->bf16) {
+        if (n) memcpy((float *)t->data + at, rows, (size_t)n * dim * sizeof(float));
+        return;
+    }
+    for (size_t r = 0; r < (size_t)n; r++)
+        k->ops->narrow((uint16_t *)t->data + at + r * dim, rows + r * dim, t->dim);
 }
 
 void k_table_close(k_ctx *k, k_table *t) {

@@ -13,6 +13,7 @@
 #define CPU_TILE 16        /* outputs in a tile of packed weights */
 #define CPU_CHUNK_PAIRS 64 /* rule 1: a chain covers 128 inputs */
 #define CPU_PANEL_ROWS 64  /* rows that a gemm works on together */
+#define CPU_GANG 64        /* queries of one kv head that walk the pages together, at most */
 #define CPU_LANES 16       /* rules 3 and 7: partial sums of a row */
 #define CPU_NORM_BLOCK 4096
 #define CPU_SOFTMAX_TILE 1024
@@ -92,8 +93,10 @@ extern const cpu_probe cpu_probe_scalar;
 typedef struct cpu_ops {
     /* Tiles [tile, tile_end) of rows [row, row_end). */
     void (*gemm)(const cpu_gemm *g, int tile, int tile_end, int row, int row_end);
-    /* One head of one token. */
-    void (*attention)(const cpu_attention *a, int t, int head);
+    /* Queries [first, end) of a kv head, at most CPU_GANG: query i is head kv_head * group + i % group of
+     * token i / group, where `group` heads share the kv head.  room: [CPU_GANG][2][K_MAX_HEAD_DIM] of this
+     * thread. */
+    void (*attention)(const cpu_attention *a, int kv_head, int first, int end, float *room);
     /* 1 / sqrt(mean of squares + eps), rule 3. */
     float (*inverse_rms)(const float *x, int n, float eps);
     /* out = x * scale, rounded to bf16 if `bf16`.  out may be x. */
@@ -102,6 +105,10 @@ typedef struct cpu_ops {
     void (*mix)(float *x, const float *y, float a, float b, int n);
     /* x = x - scale * y, two roundings. */
     void (*sub_scaled)(float *x, const float *y, float scale, size_t n);
+    /* x = x + scale * y, two roundings.  y is bf16 or float. */
+    void (*add_scaled)(float *x, const void *y, float scale, int n, bool bf16);
+    /* out = x in bf16. */
+    void (*narrow)(uint16_t *out, const float *x, int n);
     /* Rotate one head of 2 * half elements in place. */
     void (*rotate)(float *x, const float *cosines, const float *sines, int half);
     /* x = cap * tanh(x / cap). */
@@ -134,7 +141,8 @@ typedef struct cpu_scratch {
     uint64_t *order, *spare; /* [vocab] candidates as rank << 32 | id */
     float *weights;          /* [vocab] of the candidates */
     void *packed;            /* what cpu_gemm.packed points to, for matrices of up to packed_chunks */
-    bool failed;             /* k_score met a NaN in this thread's part */
+    float *attention; /* [CPU_GANG][2][K_MAX_HEAD_DIM] outputs of a gang's queries, untouched until used */
+    bool failed;      /* k_score met a NaN in this thread's part */
 } cpu_scratch;
 
 struct k_ctx {
@@ -154,10 +162,8 @@ struct k_ctx {
 typedef void cpu_part(const void *job, int first, int end, int thread);
 void cpu_spread(k_ctx *k, cpu_part *part, const void *job, int n_items, double work);
 
-/* k_matrix_pack: bodies of pack.c. */
-void cpu_pack(k_matrix *m, int first, int n, const float *rows);
-/* to[i] = bf16(from[i]).  n elements. */
-void cpu_narrow(uint16_t *to, const float *from, size_t n);
+/* The body of k_matrix_pack(). */
+void cpu_pack(const cpu_ops *ops, k_matrix *m, int first, int n, const float *rows);
 
 /* The chain of rule 1 for output n, chunk `chunk`; x points to the chunk's inputs. */
 float cpu_chain(const k_matrix *w, int n, int chunk, const float *x);

@@ -138,7 +138,8 @@ typedef void block_fn(const chunk *c);
     BLOCK(1, 1, one, f)                                                                                      \
     BLOCK(2, 1, one, f)                                                                                      \
     BLOCK(3, 1, one, f)                                                                                      \
-    BLOCK(4, 1, one, f) BLOCK(5, 1, one, f) BLOCK(6, 1, one, f) BLOCK(7, 1, one, f) BLOCK(8, 1, one, f)      \
+    BLOCK(4, 1, one, f)                                                                                      \
+    BLOCK(5, 1, one, f) BLOCK(6, 1, one, f) BLOCK(7, 1, one, f) BLOCK(8, 1, one, f)                          \
         BLOCK(1, tiles_of(1), many, f) BLOCK(2, tiles_of(2), many, f) BLOCK(3, tiles_of(3), many, f)         \
             BLOCK(4, tiles_of(4), many, f) BLOCK(5, tiles_of(5), many, f) BLOCK(6, tiles_of(6), many, f)     \
                 BLOCK(7, tiles_of(7), many, f) BLOCK(8, tiles_of(8), many, f)

@@ -6,9 +6,11 @@
 #include "kernels/cpu/math.h"
 
 #include <assert.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #define WORTH_WAKING 30000.0 /* operations; some ten microseconds */
+#define ITEMS_PER_THREAD 4   /* of attention, so that threads finish together */
 
 typedef struct spread {
     cpu_part *part;
@@ -190,50 +192,73 @@ static void turn_and_norm(const qkv *s, float *x, int32_t pos) {
 static void add_value_embedding(const qkv *s, float *v, int t, int head) {
     const k_qkv *a = s->a;
     int n_kv = s->kv->n_kv_heads, dim = s->kv->head_dim;
+    int32_t id = s->b->ids[t];
+    assert(id >= 0 && id < a->ve->n_rows);
     float g = a->gate_factor * cop_sigmoid(a->gate[(size_t)t * (size_t)n_kv + (size_t)head]);
-    size_t row = (size_t)s->b->ids[t] * (size_t)a->ve->dim + (size_t)head * (size_t)dim;
-    for (int d = 0; d < dim; d++) v[d] = v[d] + g * table_value(a->ve, row + (size_t)d);
+    size_t size = a->ve->bf16 ? sizeof(uint16_t) : sizeof(float);
+    size_t at = (size_t)id * (size_t)a->ve->dim + (size_t)head * (size_t)dim;
+    s->k->ops->add_scaled(v, (const char *)a->ve->data + at * size, g, dim, a->ve->bf16);
 }
 
-static void store(void *page, size_t at, float x, bool bf16) {
-    if (bf16)
-        ((uint16_t *)page)[at] = cop_bf16(x);
+static void *page_of(const qkv *s, int t) {
+    const k_kv *kv = s->kv;
+    size_t row = (size_t)s->b->table[t] * (size_t)s->b->page_stride;
+    int32_t number = s->b->pages[row + (size_t)(s->b->pos[t] / KV_PAGE_TOKENS)];
+    return (char *)kv->arena +
+           (size_t)number * k_page_bytes(s->k, kv->n_layers, kv->n_kv_heads, kv->head_dim);
+}
+
+/* A token's value of a head is a row in its page. */
+static void store_value(const qkv *s, int t, int head, const float *v) {
+    int dim = s->kv->head_dim, slot = s->b->pos[t] % KV_PAGE_TOKENS;
+    size_t at = cpu_value_offset(s->kv, s->a->layer, head) + (size_t)slot * (size_t)dim;
+    if (s->k->profile == PRECISION_BF16)
+        s->k->ops->narrow((uint16_t *)page_of(s, t) + at, v, dim);
     else
-        ((float *)page)[at] = x;
+        memcpy((float *)page_of(s, t) + at, v, (size_t)dim * sizeof *v);
 }
 
+/* A token's key of a head is a column. */
+static void store_key(const qkv *s, int t, int head, const float *key) {
+    int dim = s->kv->head_dim, slot = s->b->pos[t] % KV_PAGE_TOKENS;
+    size_t at = cpu_key_offset(s->kv, s->a->layer, head) + (size_t)slot;
+    if (s->k->profile == PRECISION_BF16) {
+        uint16_t *out = (uint16_t *)page_of(s, t) + at, half[K_MAX_HEAD_DIM];
+        s->k->ops->narrow(half, key, dim);
+        for (int d = 0; d < dim; d++) out[d * KV_PAGE_TOKENS] = half[d];
+    } else {
+        float *out = (float *)page_of(s, t) + at;
+        for (int d = 0; d < dim; d++) out[d * KV_PAGE_TOKENS] = key[d];
+    }
+}
+
+/* Keys are stored head after head, so that the columns of one page meet in the cache. */
 static void qkv_part(const void *job, int first, int end, int thread) {
     (void)thread;
     const qkv *s = job;
-    const k_kv *kv = s->kv;
-    bool bf16 = s->k->profile == PRECISION_BF16;
-    size_t dim = (size_t)kv->head_dim;
-    size_t page_bytes = k_page_bytes(s->k, kv->n_layers, kv->n_kv_heads, kv->head_dim);
-    for (int t = first; t < end; t++) {
-        int32_t pos = s->b->pos[t];
-        assert(pos >= 0 && pos < s->rope->n_pos);
-        for (int h = 0; h < s->a->n_heads; h++)
-            turn_and_norm(s, s->a->q + ((size_t)t * (size_t)s->a->n_heads + (size_t)h) * dim, pos);
-        int32_t number =
-            s->b->pages[(size_t)s->b->table[t] * (size_t)s->b->page_stride + (size_t)(pos / KV_PAGE_TOKENS)];
-        void *page = (char *)kv->arena + (size_t)number * page_bytes;
-        size_t slot = (size_t)(pos % KV_PAGE_TOKENS);
-        for (int h = 0; h < kv->n_kv_heads; h++) {
-            size_t row = ((size_t)t * (size_t)kv->n_kv_heads + (size_t)h) * dim;
-            float *key = s->a->k + row, *v = s->a->v + row;
-            turn_and_norm(s, key, pos);
-            if (s->a->ve && s->a->gate) add_value_embedding(s, v, t, h);
-            size_t keys = cpu_key_offset(kv, s->a->layer, h), values = cpu_value_offset(kv, s->a->layer, h);
-            for (size_t d = 0; d < dim; d++) {
-                store(page, keys + d * KV_PAGE_TOKENS + slot, key[d], bf16);
-                store(page, values + slot * dim + d, v[d], bf16);
+    size_t dim = (size_t)s->kv->head_dim, n_kv = (size_t)s->kv->n_kv_heads;
+    for (int last; first < end; first = last) {
+        last = end - first < KV_PAGE_TOKENS ? end : first + KV_PAGE_TOKENS;
+        for (int t = first; t < last; t++) {
+            int32_t pos = s->b->pos[t];
+            assert(pos >= 0 && pos < s->rope->n_pos);
+            float *q = s->a->q + (size_t)t * (size_t)s->a->n_heads * dim;
+            float *key = s->a->k + (size_t)t * n_kv * dim, *v = s->a->v + (size_t)t * n_kv * dim;
+            for (int h = 0; h < s->a->n_heads; h++, q += dim) turn_and_norm(s, q, pos);
+            for (int h = 0; h < s->kv->n_kv_heads; h++, key += dim, v += dim) {
+                turn_and_norm(s, key, pos);
+                if (s->a->ve && s->a->gate) add_value_embedding(s, v, t, h);
+                store_value(s, t, h, v);
             }
         }
+        for (size_t h = 0; h < n_kv; h++)
+            for (int t = first; t < last; t++)
+                store_key(s, t, (int)h, s->a->k + ((size_t)t * n_kv + h) * dim);
     }
 }
 
 void k_qkv_store(k_ctx *k, const k_qkv *a, const k_rope *rope, const k_batch *b, const k_kv *kv) {
-    assert(rope->half * 2 == kv->head_dim);
+    assert(rope->half * 2 == kv->head_dim && kv->head_dim <= K_MAX_HEAD_DIM);
     assert(!a->ve || a->ve->dim == kv->n_kv_heads * kv->head_dim);
     qkv s = {k, a, rope, b, kv};
     cpu_spread(k, qkv_part, &s, b->n, 4.0 * b->n * (a->n_heads + 2 * kv->n_kv_heads) * kv->head_dim);
@@ -259,26 +284,73 @@ void k_page_copy(k_ctx *k, const k_kv *kv, int to, int from, int n_tokens) {
         }
 }
 
-/* ---- k_attention: items are (token, head), dealt out in turn because later positions cost more. */
+/* ---- k_attention: items are gangs of queries for some kv heads, taken by whoever is free, the later
+ * positions (which cost more) first. */
 
 typedef struct attend {
     k_ctx *k;
     cpu_attention a;
+    int n_queries, gang; /* queries of a kv head, of a gang */
+    int n_gangs, n_cuts; /* the kv heads are cut in n_cuts */
+    atomic_int next;
 } attend;
 
+/* Whether token t shares most of its pages with the one before: the one in the middle tells. */
+static bool shares_pages(const cpu_attention *a, int t) {
+    const k_batch *b = a->b;
+    int32_t pos = b->pos[t], low = pos > a->window ? pos - a->window : 0;
+    size_t middle = (size_t)(low / KV_PAGE_TOKENS + pos / KV_PAGE_TOKENS) / 2,
+           stride = (size_t)b->page_stride;
+    return middle <= (size_t)(b->pos[t - 1] / KV_PAGE_TOKENS) &&
+           b->pages[(size_t)b->table[t] * stride + middle] ==
+               b->pages[(size_t)b->table[t - 1] * stride + middle];
+}
+
+/* Queries from `first` on that are worth a walk together.  What shares little is better done head after head
+ * of one token, as it lies in memory. */
+static int run_end(const attend *s, int first, int end) {
+    int group = s->a.n_heads / s->a.kv->n_kv_heads, i = first;
+    do i = (i / group + 1) * group;
+    while (i < end && shares_pages(&s->a, i / group));
+    return i < end ? i : end;
+}
+
 static void attend_run(void *arg, int index, int n) {
-    const attend *s = arg;
-    int64_t items = (int64_t)s->a.b->n * s->a.n_heads;
-    for (int64_t i = index; i < items; i += n)
-        s->k->ops->attention(&s->a, (int)(i / s->a.n_heads), (int)(i % s->a.n_heads));
+    (void)n;
+    attend *s = arg;
+    int n_kv = s->a.kv->n_kv_heads;
+    for (int item; (item = atomic_fetch_add(&s->next, 1)) < s->n_gangs * s->n_cuts;) {
+        int first = (s->n_gangs - 1 - item / s->n_cuts) * s->gang, cut = item % s->n_cuts;
+        int end = s->n_queries - first < s->gang ? s->n_queries : first + s->gang;
+        for (int next; first < end; first = next) {
+            next = run_end(s, first, end);
+            for (int h = n_kv * cut / s->n_cuts; h < n_kv * (cut + 1) / s->n_cuts; h++)
+                s->k->ops->attention(&s->a, h, first, next, s->k->scratch[index].attention);
+        }
+    }
+}
+
+/* Cut the work so that all threads have some: gangs are to be large, since they share the reading of pages,
+ * so heads are cut first. */
+static void cut_attention(attend *s, int n_threads) {
+    int n_kv = s->a.kv->n_kv_heads, items = n_threads > 1 ? ITEMS_PER_THREAD * n_threads : 1;
+    int gangs = (items + n_kv - 1) / n_kv, least = (s->n_queries + CPU_GANG - 1) / CPU_GANG;
+    if (gangs < least) gangs = least;
+    s->gang = (s->n_queries + gangs - 1) / gangs;
+    s->n_gangs = (s->n_queries + s->gang - 1) / s->gang;
+    s->n_cuts = (items + s->n_gangs - 1) / s->n_gangs;
+    if (s->n_cuts > n_kv) s->n_cuts = n_kv;
 }
 
 void k_attention(k_ctx *k, float *out, const float *q, const k_batch *b, const k_kv *kv, int n_heads,
                  int layer, int32_t window) {
     assert(window >= 0 && n_heads % kv->n_kv_heads == 0 && kv->head_dim <= K_MAX_HEAD_DIM);
-    attend s = {k,
-                {out, q, b, kv, k_page_bytes(k, kv->n_layers, kv->n_kv_heads, kv->head_dim), n_heads, layer,
-                 window, k->profile == PRECISION_BF16, 1.0f / sqrtf((float)kv->head_dim)}};
+    if (b->n <= 0) return;
+    attend s = {.k = k,
+                .a = {out, q, b, kv, k_page_bytes(k, kv->n_layers, kv->n_kv_heads, kv->head_dim), n_heads,
+                      layer, window, k->profile == PRECISION_BF16, 1.0f / sqrtf((float)kv->head_dim)},
+                .n_queries = b->n * (n_heads / kv->n_kv_heads)};
+    cut_attention(&s, k_threads(k));
     double keys = 0;
     for (int t = 0; t < b->n; t++) keys += b->pos[t] < window ? b->pos[t] + 1 : window + 1.0;
     cpu_flush_denormals();

@@ -3,7 +3,6 @@
  * A group of 16 rows is a tile on its side.  It is turned in blocks of columns that stay in the first cache:
  * rows are rounded to bf16 one by one and then read across, so that whole cache lines are written. */
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/math.h"
 
 #include <string.h>
 #ifdef __SSE2__
@@ -11,31 +10,6 @@
 #endif
 
 enum { BLOCK = 64 }; /* columns, even */
-
-#ifdef __SSE2__
-/* cop_bf16() of four, each in the high half of its word; the low half holds anything. */
-static __m128i round_four(const float *from) {
-    __m128i u = _mm_castps_si128(_mm_loadu_ps(from));
-    __m128i odd = _mm_and_si128(_mm_srli_epi32(u, 16), _mm_set1_epi32(1));
-    __m128i rounded = _mm_add_epi32(_mm_add_epi32(u, _mm_set1_epi32(0x7fff)), odd);
-    __m128i magnitude = _mm_and_si128(u, _mm_set1_epi32(0x7fffffff));
-    __m128i is_nan = _mm_cmpgt_epi32(magnitude, _mm_set1_epi32(0x7f800000));
-    __m128i nan = _mm_and_si128(is_nan, _mm_set1_epi32(0x7fc00000));
-    return _mm_or_si128(nan, _mm_andnot_si128(is_nan, rounded));
-}
-#endif
-
-void cpu_narrow(uint16_t *to, const float *from, size_t n) {
-    size_t i = 0;
-#ifdef __SSE2__
-    for (; i + 8 <= n; i += 8) { /* halves with their sign, so that packing saturates none */
-        __m128i low = _mm_srai_epi32(round_four(from + i), 16),
-                high = _mm_srai_epi32(round_four(from + i + 4), 16);
-        _mm_storeu_si128((__m128i *)(to + i), _mm_packs_epi32(low, high));
-    }
-#endif
-    for (; i < n; i++) to[i] = cop_bf16(from[i]);
-}
 
 /* out[i][r] = block[r][i] for i < n. */
 static void turn(uint32_t (*restrict out)[CPU_TILE], uint32_t (*restrict block)[BLOCK], int n) {
@@ -69,7 +43,7 @@ static void put(uint32_t (*out)[CPU_TILE], int column, int n_rows, uint32_t (*bl
         for (int r = 0; r < n_rows; r++) out[i][column + r] = block[r][i];
 }
 
-static void pack_group(const k_matrix *m, int first, int n_rows, const float *rows) {
+static void pack_group(const cpu_ops *ops, const k_matrix *m, int first, int n_rows, const float *rows) {
     size_t tile = (size_t)(first / CPU_TILE) * (size_t)m->pairs;
     int column = first % CPU_TILE;
     uint32_t block[CPU_TILE][BLOCK];
@@ -79,7 +53,7 @@ static void pack_group(const k_matrix *m, int first, int n_rows, const float *ro
             const float *row = rows + (size_t)r * (size_t)m->n_in + (size_t)at;
             if (m->bf16) { /* a pair is a word whose low half comes first in memory */
                 uint16_t *halves = (uint16_t *)block[r];
-                cpu_narrow(halves, row, (size_t)n);
+                ops->narrow(halves, row, n);
                 if (n < n_even) halves[n] = 0;
             } else {
                 memcpy(block[r], row, (size_t)n * sizeof *row);
@@ -92,10 +66,10 @@ static void pack_group(const k_matrix *m, int first, int n_rows, const float *ro
     }
 }
 
-void cpu_pack(k_matrix *m, int first, int n, const float *rows) {
+void cpu_pack(const cpu_ops *ops, k_matrix *m, int first, int n, const float *rows) {
     while (n > 0) {
         int room = CPU_TILE - first % CPU_TILE, n_rows = n < room ? n : room;
-        pack_group(m, first, n_rows, rows);
+        pack_group(ops, m, first, n_rows, rows);
         rows += (size_t)n_rows * (size_t)m->n_in;
         first += n_rows;
         n -= n_rows;

@@ -5,11 +5,13 @@
 #include "kernels/cpu/cpu.h"
 
 void cpu_gemm_scalar(const cpu_gemm *g, int tile, int tile_end, int row, int row_end);
-void cpu_attention_scalar(const cpu_attention *a, int t, int head);
+void cpu_attention_scalar(const cpu_attention *a, int kv_head, int first, int end, float *room);
 float cpu_inverse_rms_scalar(const float *x, int n, float eps);
 void cpu_scale_scalar(float *out, const float *x, float scale, int n, bool bf16);
 void cpu_mix_scalar(float *x, const float *y, float a, float b, int n);
 void cpu_sub_scaled_scalar(float *x, const float *y, float scale, size_t n);
+void cpu_add_scaled_scalar(float *x, const void *y, float scale, int n, bool bf16);
+void cpu_narrow_scalar(uint16_t *out, const float *x, int n);
 void cpu_rotate_scalar(float *x, const float *cosines, const float *sines, int half);
 void cpu_softcap_scalar(float *x, int n, float cap);
 bool cpu_max_scalar(float *max, const float *x, int n);

@@ -34,6 +34,15 @@ void cpu_sub_scaled_scalar(float *x, const float *y, float scale, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] = x[i] - scale * y[i];
 }
 
+void cpu_add_scaled_scalar(float *x, const void *y, float scale, int n, bool bf16) {
+    for (int i = 0; i < n; i++)
+        x[i] = x[i] + scale * (bf16 ? cop_widen(((const uint16_t *)y)[i]) : ((const float *)y)[i]);
+}
+
+void cpu_narrow_scalar(uint16_t *out, const float *x, int n) {
+    for (int i = 0; i < n; i++) out[i] = cop_bf16(x[i]);
+}
+
 void cpu_rotate_scalar(float *x, const float *cosines, const float *sines, int half) {
     for (int i = 0; i < half; i++) {
         float a = x[i], b = x[i + half], c = cosines[i], s = sines[i];
@@ -133,6 +142,8 @@ const cpu_ops cpu_ops_scalar = {
     .scale = cpu_scale_scalar,
     .mix = cpu_mix_scalar,
     .sub_scaled = cpu_sub_scaled_scalar,
+    .add_scaled = cpu_add_scaled_scalar,
+    .narrow = cpu_narrow_scalar,
     .rotate = cpu_rotate_scalar,
     .softcap = cpu_softcap_scalar,
     .max = cpu_max_scalar,

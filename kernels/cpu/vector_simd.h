@@ -52,6 +52,23 @@ static void sub_scaled(float *x, const float *y, float factor, size_t n) {
     cpu_sub_scaled_scalar(x + i, y + i, factor, n - i);
 }
 
+static void add_scaled(float *x, const void *y, float factor, int n, bool bf16) {
+    const uint16_t *half = y;
+    const float *whole = y;
+    int i = 0;
+    for (; i + V_LANES <= n; i += V_LANES) {
+        vf b = bf16 ? v_widen(half + i) : v_load(whole + i);
+        v_store(x + i, v_add(v_load(x + i), v_mul(v_set(factor), b)));
+    }
+    cpu_add_scaled_scalar(x + i, bf16 ? (const void *)(half + i) : whole + i, factor, n - i, bf16);
+}
+
+static void narrow(uint16_t *out, const float *x, int n) {
+    int i = 0;
+    for (; i + V_LANES <= n; i += V_LANES) vi_store_high(out + i, vi_round_bf16(v_load(x + i)));
+    cpu_narrow_scalar(out + i, x + i, n - i);
+}
+
 static void rotate(float *x, const float *cosines, const float *sines, int half) {
     int i = 0;
     for (; i + V_LANES <= half; i += V_LANES) {
@@ -235,6 +252,6 @@ static void map(cpu_function f, uint32_t *words, size_t n) {
 
 /* The table's fields that lie in this file. */
 #define VECTOR_OPS                                                                                           \
-    .inverse_rms = inverse_rms, .scale = scale, .mix = mix, .sub_scaled = sub_scaled, .rotate = rotate,      \
-    .softcap = softcap, .max = max, .block_max = block_max, .exp_sum = exp_sum, .fixed_sum = fixed_sum,      \
-    .draw = draw, .map = map
+    .inverse_rms = inverse_rms, .scale = scale, .mix = mix, .sub_scaled = sub_scaled,                        \
+    .add_scaled = add_scaled, .narrow = narrow, .rotate = rotate, .softcap = softcap, .max = max,            \
+    .block_max = block_max, .exp_sum = exp_sum, .fixed_sum = fixed_sum, .draw = draw, .map = map

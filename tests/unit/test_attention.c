@@ -232,14 +232,132 @@ static void attention_matches_the_reference(void **state) {
     }
 }
 
+/* ---- Batches whose queries share pages in all ways, against the scalar body that takes one at a time. */
+
+enum { TOKENS = 70, STRIDE = 10, POOL = 14, RANDOM_BATCHES = 14 };
+
+static const struct {
+    const char *isa;
+    int threads;
+} bodies[] = {{"scalar", 1}, {"scalar", 3}, {"avx2", 1},   {"avx2", 2},
+              {"avx2", 3},   {"avx2", 5},   {"avx512", 1}, {"avx512bf16", 3}};
+enum { N_BODIES = sizeof bodies / sizeof bodies[0] };
+
+static const shape wide_shapes[] = {
+    {.n_heads = 1, .n_kv_heads = 1, .head_dim = 2},   {.n_heads = 4, .n_kv_heads = 2, .head_dim = 6},
+    {.n_heads = 3, .n_kv_heads = 3, .head_dim = 16},  {.n_heads = 4, .n_kv_heads = 1, .head_dim = 40},
+    {.n_heads = 2, .n_kv_heads = 2, .head_dim = 64},  {.n_heads = 8, .n_kv_heads = 2, .head_dim = 64},
+    {.n_heads = 2, .n_kv_heads = 1, .head_dim = 80},  {.n_heads = 2, .n_kv_heads = 1, .head_dim = 128},
+    {.n_heads = 1, .n_kv_heads = 1, .head_dim = 256}, {.n_heads = 2, .n_kv_heads = 1, .head_dim = 512},
+    {.n_heads = 70, .n_kv_heads = 1, .head_dim = 4}};
+enum { N_WIDE_SHAPES = sizeof wide_shapes / sizeof wide_shapes[0] };
+
+/* Tokens and tables drawn at random; `seen` marks what some query may read. */
+typedef struct tangle {
+    int32_t pos[TOKENS], table[TOKENS], pages[TOKENS * STRIDE], window;
+    bool seen[POOL][KV_PAGE_TOKENS];
+    k_batch b;
+} tangle;
+
+static int32_t below(uint64_t *state, int32_t n) {
+    return (int32_t)((next_random(state) + 1.0f) * 0.5f * (float)n) % n;
+}
+
+/* Each table is a fork of an earlier one at some chunk (kind 0), shares every other chunk or so with it (kind
+ * 1), or is like no other (kind 2). */
+static void draw_tables(tangle *g, uint64_t *state) {
+    for (int i = 0; i < TOKENS; i++) {
+        int parent = i ? below(state, i) : 0, kind = i ? below(state, 3) : 2, fork = below(state, STRIDE + 1);
+        for (int c = 0; c < STRIDE; c++) {
+            bool shared = kind == 0 ? c < fork : kind == 1 && below(state, 2);
+            g->pages[i * STRIDE + c] = shared ? g->pages[parent * STRIDE + c] : below(state, POOL);
+        }
+    }
+}
+
+/* Spans of a few tokens, or of many, or single ones; positions near each other so that chunks end in all
+ * ways. */
+static void draw_tokens(tangle *g, int n, uint64_t *state) {
+    static const int32_t longest[] = {1, 1, 9, TOKENS};
+    int32_t most = longest[below(state, 4)], at = below(state, STRIDE * KV_PAGE_TOKENS - TOKENS);
+    for (int t = 0; t < n;) {
+        int32_t length = 1 + below(state, most), table = below(state, TOKENS);
+        int32_t pos = below(state, 3) ? at + below(state, TOKENS) : below(state, STRIDE * KV_PAGE_TOKENS);
+        for (int i = 0; i < length && t < n && pos + i < STRIDE * KV_PAGE_TOKENS; i++, t++) {
+            g->pos[t] = pos + i;
+            g->table[t] = table;
+        }
+    }
+}
+
+static void draw_tangle(tangle *g, int number, uint64_t *state) {
+    static const int sizes[] = {1, 2, 3, 5, 6, 7, 8, 13, 31, 33, 64, 65, TOKENS};
+    *g = (tangle){.window = windows[number % N_WINDOWS]};
+    int n = sizes[below(state, sizeof sizes / sizeof sizes[0])];
+    draw_tables(g, state);
+    draw_tokens(g, n, state);
+    for (int t = 0; t < n; t++)
+        for (int32_t p = g->pos[t] > g->window ? g->pos[t] - g->window : 0; p <= g->pos[t]; p++)
+            g->seen[g->pages[g->table[t] * STRIDE + p / KV_PAGE_TOKENS]][p % KV_PAGE_TOKENS] = true;
+    g->b = (k_batch){n, NULL, NULL, g->pos, g->table, g->pages, STRIDE};
+}
+
+/* NaN wherever no query looks; random elsewhere. */
+static void fill_pages(char *arena, const k_kv *kv, precision p, const tangle *g, uint64_t *state) {
+    size_t size = p == PRECISION_BF16 ? 2 : 4, heads = (size_t)kv->n_kv_heads, dim = (size_t)kv->head_dim;
+    for (int page = 0; page < POOL; page++)
+        for (size_t i = 0; i < 2 * heads * dim * KV_PAGE_TOKENS; i++, arena += size) {
+            bool is_key = i < heads * dim * KV_PAGE_TOKENS;
+            float x = next_random(state) * 2.0f;
+            if (!g->seen[page][is_key ? i % KV_PAGE_TOKENS : i / dim % KV_PAGE_TOKENS]) x = NAN;
+            uint16_t half = cop_bf16(x);
+            memcpy(arena, size == 2 ? (void *)&half : (void *)&x, size);
+        }
+}
+
+static void check_tangles(k_ctx *const k[], precision p, const shape *s, uint64_t seed) {
+    size_t width = (size_t)(s->n_heads * s->head_dim);
+    k_kv kv = {NULL, 1, s->n_kv_heads, s->head_dim};
+    kv.arena = mem_alloc_aligned(POOL, k_page_bytes(k[0], 1, s->n_kv_heads, s->head_dim));
+    float *q = random_floats(TOKENS * width, seed, 2.0f), *want = mem_alloc(TOKENS * width, sizeof *want),
+          *got = mem_alloc(TOKENS * width, sizeof *got);
+    for (int i = 0; i < RANDOM_BATCHES; i++) {
+        tangle g;
+        draw_tangle(&g, i, &seed);
+        fill_pages(kv.arena, &kv, p, &g, &seed);
+        size_t n = (size_t)g.b.n * width;
+        k_attention(k[0], want, q, &g.b, &kv, s->n_heads, 0, g.window);
+        for (size_t j = 0; j < n; j++) assert_true(isfinite(want[j]));
+        for (int v = 1; v < N_BODIES; v++) {
+            if (!k[v]) continue;
+            memcpy(got, q, n * sizeof *q); /* in place */
+            k_attention(k[v], got, got, &g.b, &kv, s->n_heads, 0, g.window);
+            check_bits(want, got, n, bodies[v].isa);
+        }
+    }
+    mem_free(q), mem_free(want), mem_free(got), mem_free(kv.arena);
+}
+
+static void queries_that_share_pages_keep_their_bits(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        k_ctx *k[N_BODIES];
+        for (int v = 0; v < N_BODIES; v++) k[v] = open_isa(bodies[v].isa, profiles[i], bodies[v].threads);
+        for (int j = 0; j < N_WIDE_SHAPES; j++)
+            check_tangles(k, profiles[i], &wide_shapes[j], (uint64_t)(7 * i + j));
+        for (int v = 0; v < N_BODIES; v++) k_close(k[v]);
+    }
+}
+
 /* What is written does not depend on how the positions come: all at once or in spans of 1, 7, 100 .. tokens.
  */
 static void spans_store_the_same(void **state) {
     (void)state;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4 * N_SHAPES; i++) {
         fixture f, g;
-        assert_true(fixture_open(&f, "scalar", 1, profiles[i], &shapes[0]));
-        if (fixture_open(&g, "avx2", 2, profiles[i], &shapes[0])) {
+        const shape *s = &shapes[i / 4];
+        assert_true(fixture_open(&f, "scalar", 1, profiles[i % 2], s));
+        if (fixture_open(&g, i % 4 < 2 ? "avx2" : "avx512", 2, profiles[i % 2], s)) {
             size_t bytes = PAGES * k_page_bytes(f.k, LAYERS, f.s.n_kv_heads, f.s.head_dim);
             size_t width = (size_t)(f.s.n_kv_heads * f.s.head_dim),
                    q_width = (size_t)(f.s.n_heads * f.s.head_dim);
@@ -298,6 +416,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keys_and_values_are_stored),
         cmocka_unit_test(attention_matches_the_reference),
+        cmocka_unit_test(queries_that_share_pages_keep_their_bits),
         cmocka_unit_test(spans_store_the_same),
         cmocka_unit_test(pages_are_copied),
     };
