@@ -75,11 +75,12 @@ void forward_run(forward *f, const k_batch *b, const k_kv *kv) {
 
         /* Attention reads the normed stream. */
         k_mix_norm(k, f->h, f->x, a->has_lambdas ? f->x0 : NULL, l->resid, l->x0, n, dim, a->eps);
-        k_gemm(k, f->q, l->q, f->h, dim, n, K_STORE);
-        k_gemm(k, f->key, l->k, f->h, dim, n, K_STORE);
-        k_gemm(k, f->value, l->v, f->h, dim, n, K_STORE);
-        if (l->gate)
-            k_gemm(k, f->gate, l->gate, f->h, dim, n, K_STORE); /* reads the first channels of each row */
+        const k_product from_h[] = {
+            {f->q, l->q, f->h, dim, K_STORE},
+            {f->key, l->k, f->h, dim, K_STORE},
+            {f->value, l->v, f->h, dim, K_STORE},
+            {f->gate, l->gate, f->h, dim, K_STORE}}; /* reads the first channels of h */
+        k_gemms(k, from_h, l->gate ? 4 : 3, n);
 
         /* Rotate, norm and scale q and k, mix the value embedding into v, fill the pages. */
         k_qkv_store(k,

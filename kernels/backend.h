@@ -123,6 +123,16 @@ void k_gather_norm(k_ctx *k, float *h, const float *x, const int32_t *index, int
 typedef enum k_epilogue { K_STORE, K_ADD, K_RELU2 } k_epilogue;
 void k_gemm(k_ctx *k, float *y, const k_matrix *w, const float *x, int x_stride, int n, k_epilogue epilogue);
 
+/* Products that do not need each other's results, all of n rows: as k_gemm() of each, but waited for once. */
+typedef struct k_product {
+    float *y;
+    const k_matrix *w;
+    const float *x;
+    int x_stride;
+    k_epilogue epilogue;
+} k_product;
+void k_gemms(k_ctx *k, const k_product *products, int n_products, int n);
+
 /* Between the projections and attention: q = rms_head(rope(q)) * qk_scale in place; k likewise, rounded, into its page;
  * v = v + (factor * sigmoid(gate)) * ve[id] where `ve` is given, rounded, into its page.
  *   q     [n, n_heads * head_dim];  k, v  [n, n_kv_heads * head_dim], used as scratch

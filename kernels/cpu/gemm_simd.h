@@ -35,10 +35,10 @@ typedef enum feed {
     FEED_PAIRS /* bf16 weights, bf16 inputs */
 } feed;
 
-/* A block's view of one chunk: weights of tile j at w + j * w_stride, inputs of row r at x + r *
- * X_STRIDE(feed). */
+/* A block's view of one chunk.  Both operands lie in the order in which they are read. */
 typedef struct chunk {
-    const char *w, *x;
+    const char *w;   /* of tile j: at w + j * w_stride */
+    const char *x;   /* [pair][row][2], fp32 or bf16 */
     size_t w_stride; /* bytes */
     int n_pairs;
     float *total; /* row r, tile j at total + r * total_stride + j * CPU_TILE */
@@ -46,10 +46,8 @@ typedef struct chunk {
     bool first; /* totals start from zero */
 } chunk;
 
-/* Bytes of a pair of inputs, and of a row of a chunk in a packed panel: constants, so that a block needs one
- * pointer. */
-#define X_PAIR(feed) ((feed) == FEED_PAIRS ? sizeof(uint32_t) : 2 * sizeof(float))
-#define X_STRIDE(feed) (CPU_CHUNK_PAIRS * X_PAIR(feed))
+#define X_PAIR(feed)                                                                                         \
+    ((feed) == FEED_PAIRS ? sizeof(uint32_t) : 2 * sizeof(float)) /* bytes of a pair of inputs */
 
 /* One multiply-add of a pair's odd (half 1) or even inputs. */
 INLINE void half_step(vf acc[], const chunk *c, int pair, int half, int n_rows, int n_tiles, feed f) {
@@ -67,7 +65,7 @@ INLINE void half_step(vf acc[], const chunk *c, int pair, int half, int n_rows, 
     }
 #pragma GCC unroll 16
     for (int r = 0; r < n_rows; r++) {
-        vf x = v_broadcast((const float *)(c->x + (size_t)r * X_STRIDE(f)) + 2 * pair + half);
+        vf x = v_broadcast((const float *)c->x + 2 * (pair * n_rows + r) + half);
 #pragma GCC unroll 16
         for (int j = 0; j < n_tiles * TILE_PARTS; j++) {
             vf *a = &acc[r * n_tiles * TILE_PARTS + j];
@@ -84,16 +82,16 @@ INLINE void pair_step(vf acc[], const chunk *c, int pair, int n_rows, int n_tile
         w[j] = vi_load(c->w + (size_t)j * c->w_stride + (size_t)pair * PAIR_BYTES_BF16);
 #pragma GCC unroll 16
     for (int r = 0; r < n_rows; r++) {
-        vi x = vi_set(((const uint32_t *)(c->x + (size_t)r * X_STRIDE(FEED_PAIRS)))[pair]);
+        vi x = vi_set(((const uint32_t *)c->x)[pair * n_rows + r]);
 #pragma GCC unroll 16
         for (int j = 0; j < n_tiles; j++) acc[r * n_tiles + j] = v_pairs(acc[r * n_tiles + j], w[j], x);
     }
 }
 #endif
 
-/* Ask for the weights of the next chunk, which follow in memory: the processor's own prefetching starts anew
- * at every 4 KiB. */
-INLINE void fetch_ahead(const chunk *c, int pair, int n_tiles, feed f) {
+/* Ask for what comes next: the weights of the next chunk, which follow in memory (the processor's own
+ * prefetching starts anew at every 4 KiB), and the inputs of the next block. */
+INLINE void fetch_ahead(const chunk *c, int pair, int n_rows, int n_tiles, feed f) {
     size_t pair_bytes = f == FEED_F32 ? PAIR_BYTES_F32 : PAIR_BYTES_BF16;
 #pragma GCC unroll 16
     for (int j = 0; j < n_tiles; j++) {
@@ -101,6 +99,7 @@ INLINE void fetch_ahead(const chunk *c, int pair, int n_tiles, feed f) {
         __builtin_prefetch(next);
         if (f == FEED_F32) __builtin_prefetch(next + 64);
     }
+    if (n_rows > 2) __builtin_prefetch(c->x + (size_t)(pair + AHEAD) * (size_t)n_rows * X_PAIR(f));
 }
 
 INLINE void block(const chunk *c, int n_rows, int n_tiles, feed f) {
@@ -110,7 +109,7 @@ INLINE void block(const chunk *c, int n_rows, int n_tiles, feed f) {
     for (int i = 0; i < n_rows * n; i++) acc[i] = v_zero();
 #pragma GCC unroll 2
     for (int p = 0; p < c->n_pairs; p++) {
-        fetch_ahead(c, p, n_tiles, f);
+        fetch_ahead(c, p, n_rows, n_tiles, f);
 #ifdef GEMM_PAIRS
         if (f == FEED_PAIRS) {
             pair_step(acc, c, p, n_rows, n_tiles);
@@ -139,10 +138,11 @@ typedef void block_fn(const chunk *c);
     BLOCK(2, 1, one, f)                                                                                      \
     BLOCK(3, 1, one, f)                                                                                      \
     BLOCK(4, 1, one, f)                                                                                      \
-    BLOCK(5, 1, one, f) BLOCK(6, 1, one, f) BLOCK(7, 1, one, f) BLOCK(8, 1, one, f)                          \
-        BLOCK(1, tiles_of(1), many, f) BLOCK(2, tiles_of(2), many, f) BLOCK(3, tiles_of(3), many, f)         \
-            BLOCK(4, tiles_of(4), many, f) BLOCK(5, tiles_of(5), many, f) BLOCK(6, tiles_of(6), many, f)     \
-                BLOCK(7, tiles_of(7), many, f) BLOCK(8, tiles_of(8), many, f)
+    BLOCK(5, 1, one, f)                                                                                      \
+    BLOCK(6, 1, one, f) BLOCK(7, 1, one, f) BLOCK(8, 1, one, f) BLOCK(1, tiles_of(1), many, f)               \
+        BLOCK(2, tiles_of(2), many, f) BLOCK(3, tiles_of(3), many, f) BLOCK(4, tiles_of(4), many, f)         \
+            BLOCK(5, tiles_of(5), many, f) BLOCK(6, tiles_of(6), many, f) BLOCK(7, tiles_of(7), many, f)     \
+                BLOCK(8, tiles_of(8), many, f)
 #define BLOCK_LIST(name, f)                                                                                  \
     {                                                                                                        \
         NULL, block_##name##_1_##f, block_##name##_2_##f, block_##name##_3_##f, block_##name##_4_##f,        \
@@ -173,6 +173,8 @@ typedef struct panel {
     float total[PANEL_ROWS * WIDEST * CPU_TILE] __attribute__((aligned(64)));
 } panel;
 
+static int first_of_group(const panel *p, int group) { return p->n_rows * group / p->n_groups; }
+
 /* Totals of n_tiles tiles, chunk by chunk. */
 static void add_chunks(panel *p, int tile, int n_tiles) {
     const k_matrix *m = p->g->w;
@@ -188,9 +190,8 @@ static void add_chunks(panel *p, int tile, int n_tiles) {
                    .total_stride = (size_t)n_tiles * CPU_TILE,
                    .first = first == 0};
         for (int i = 0; i < p->n_groups; i++) {
-            int from = p->n_rows * i / p->n_groups, end = p->n_rows * (i + 1) / p->n_groups;
-            c.x =
-                p->x + (size_t)first * X_PAIR(p->feed) * (size_t)p->n_rows + (size_t)from * X_STRIDE(p->feed);
+            int from = first_of_group(p, i), end = first_of_group(p, i + 1);
+            c.x = p->x + ((size_t)first * (size_t)p->n_rows + (size_t)from * (size_t)n) * X_PAIR(p->feed);
             c.total = p->total + (size_t)from * c.total_stride;
             blocks[end - from](&c);
         }
@@ -226,30 +227,40 @@ static void store_tiles(const panel *p, int tile, int n_tiles) {
     }
 }
 
-/* Put the panel's inputs together, chunk by chunk, so that those of a block lie close: rows of the step's
- * buffers are often multiples of 4 KiB apart and would drive each other out of the first-level cache. */
+/* One block's inputs of a chunk, in the order in which it reads them. */
+static char *pack_block(char *out, const float *x, size_t x_stride, int n_pairs, int n_rows, feed f) {
+    for (int r = 0; r < n_rows; r++) {
+        const float *row = x + (size_t)r * x_stride;
+        if (f == FEED_PAIRS) {
+            uint32_t *pairs = (uint32_t *)out + r;
+            for (int i = 0; i < n_pairs; i++)
+                pairs[i * n_rows] = cop_bits(row[2 * i]) >> 16 | (cop_bits(row[2 * i + 1]) & 0xffff0000u);
+        } else {
+            char *pairs = out + (size_t)r * X_PAIR(f);
+            for (int i = 0; i < n_pairs; i++)
+                memcpy(pairs + (size_t)(i * n_rows) * X_PAIR(f), row + 2 * i, X_PAIR(f));
+        }
+    }
+    return out + (size_t)(n_pairs * n_rows) * X_PAIR(f);
+}
+
+/* Put the panel's inputs together, chunk by chunk, block by block.  (Rows of the step's buffers are often
+ * multiples of 4 KiB apart and would drive each other out of the first-level cache.) */
 static void pack_inputs(panel *p) {
     const cpu_gemm *g = p->g;
     const float *x = g->x + (size_t)p->row * (size_t)g->x_stride;
-    int n_in = g->w->n_in;
-    if (p->n_rows == 1 && p->feed != FEED_PAIRS) {
-        p->x = (const char *)x;
-        return;
-    }
     char *out = g->packed;
     p->x = out;
-    for (int first = 0; first < n_in; first += 2 * CPU_CHUNK_PAIRS) {
-        int n = n_in - first < 2 * CPU_CHUNK_PAIRS ? n_in - first : 2 * CPU_CHUNK_PAIRS;
-        for (int r = 0; r < p->n_rows; r++, out += X_STRIDE(p->feed)) {
-            const float *row = x + (size_t)r * (size_t)g->x_stride + first;
-            if (p->feed != FEED_PAIRS) {
-                memcpy(out, row, (size_t)n * sizeof *row);
-                continue;
-            }
-            uint16_t *halves = (uint16_t *)out;
-            int i = 0;
-            for (; i + V_LANES <= n; i += V_LANES) vi_store_high(halves + i, vi_of(v_load(row + i)));
-            for (; i < n; i++) halves[i] = (uint16_t)(cop_bits(row[i]) >> 16);
+    if (p->n_rows == 1 && p->feed != FEED_PAIRS) {
+        p->x = (const char *)x; /* it already is in order */
+        return;
+    }
+    for (int first = 0; first < g->w->pairs; first += CPU_CHUNK_PAIRS) {
+        int n = g->w->pairs - first < CPU_CHUNK_PAIRS ? g->w->pairs - first : CPU_CHUNK_PAIRS;
+        for (int i = 0; i < p->n_groups; i++) {
+            int from = first_of_group(p, i), n_rows = first_of_group(p, i + 1) - from;
+            const float *rows = x + (size_t)from * (size_t)g->x_stride + 2 * first;
+            out = pack_block(out, rows, (size_t)g->x_stride, n, n_rows, p->feed);
         }
     }
 }
@@ -259,15 +270,18 @@ void GEMM_NAME(const cpu_gemm *g, int tile, int tile_end, int row, int row_end) 
         cpu_gemm_scalar(g, tile, tile_end, row, row_end);
         return;
     }
-    panel p = {.g = g};
+    panel p; /* its totals are set where they are needed */
+    p.g = g;
 #ifdef GEMM_PAIRS
     p.feed = FEED_PAIRS;
 #else
     p.feed = g->w->bf16 ? FEED_BF16 : FEED_F32;
 #endif
     int most = p.feed == FEED_F32 ? GEMM_ROWS_F32 : GEMM_ROWS_BF16;
-    for (p.row = row; p.row < row_end; p.row += p.n_rows) {
-        p.n_rows = row_end - p.row < PANEL_ROWS ? row_end - p.row : PANEL_ROWS;
+    int n = row_end - row, n_panels = (n + PANEL_ROWS - 1) / PANEL_ROWS;
+    for (int i = 0; i < n_panels; i++) {
+        p.row = row + (int)((int64_t)n * i / n_panels);
+        p.n_rows = row + (int)((int64_t)n * (i + 1) / n_panels) - p.row;
         p.n_groups = (p.n_rows + most - 1) / most;
         pack_inputs(&p);
         int n_tiles = tiles_of((p.n_rows + p.n_groups - 1) / p.n_groups);

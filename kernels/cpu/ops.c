@@ -137,36 +137,48 @@ void k_gather_norm(k_ctx *k, float *h, const float *x, const int32_t *index, int
 }
 
 /* ---- k_gemm: cut by tiles of outputs, so that each thread reads its own weights once; by rows where there
- * are few. */
+ * are few tiles.  Nobody waits between products. */
 
-typedef struct gemm {
+typedef struct gemms {
     k_ctx *k;
-    cpu_gemm g;
-} gemm;
+    const k_product *products;
+    int n_products, n;
+} gemms;
 
-static void gemm_tiles(const void *job, int first, int end, int thread) {
-    const gemm *a = job;
-    cpu_gemm g = a->g;
-    g.packed = a->k->scratch[thread].packed;
-    a->k->ops->gemm(&g, first, end, 0, g.n);
+static void gemms_run(void *arg, int index, int n_threads) {
+    const gemms *a = arg;
+    for (int i = 0; i < a->n_products; i++) {
+        const k_product *p = &a->products[i];
+        cpu_gemm g = {p->y, p->w, p->x, p->x_stride, a->n, p->epilogue, a->k->scratch[index].packed};
+        bool by_rows = p->w->tiles < 4 * n_threads && a->n >= p->w->tiles;
+        int items = by_rows ? a->n : p->w->tiles;
+        int first = (int)((int64_t)items * index / n_threads),
+            end = (int)((int64_t)items * (index + 1) / n_threads);
+        if (first == end) continue;
+        if (by_rows)
+            a->k->ops->gemm(&g, 0, p->w->tiles, first, end);
+        else
+            a->k->ops->gemm(&g, first, end, 0, a->n);
+    }
 }
 
-static void gemm_rows(const void *job, int first, int end, int thread) {
-    const gemm *a = job;
-    cpu_gemm g = a->g;
-    g.packed = a->k->scratch[thread].packed;
-    a->k->ops->gemm(&g, 0, g.w->tiles, first, end);
+void k_gemms(k_ctx *k, const k_product *products, int n_products, int n) {
+    gemms a = {k, products, n_products, n};
+    double work = 0;
+    if (n <= 0) return;
+    for (int i = 0; i < n_products; i++) {
+        assert(products[i].x_stride >= products[i].w->n_in);
+        work += (double)n * products[i].w->n_out * products[i].w->n_in;
+    }
+    cpu_flush_denormals();
+    if (work < WORTH_WAKING)
+        gemms_run(&a, 0, 1);
+    else
+        threads_run(k->threads, gemms_run, &a);
 }
 
 void k_gemm(k_ctx *k, float *y, const k_matrix *w, const float *x, int x_stride, int n, k_epilogue epilogue) {
-    assert(x_stride >= w->n_in);
-    gemm a = {k, {y, w, x, x_stride, n, epilogue, NULL}};
-    double work = (double)n * w->n_out * w->n_in;
-    if (n <= 0) return;
-    if (w->tiles < 4 * k_threads(k) && n >= w->tiles)
-        cpu_spread(k, gemm_rows, &a, n, work);
-    else
-        cpu_spread(k, gemm_tiles, &a, w->tiles, work);
+    k_gemms(k, &(k_product){y, w, x, x_stride, epilogue}, 1, n);
 }
 
 /* ---- k_qkv_store. */
