@@ -54,6 +54,16 @@ def test_decode_counts_the_tokens_after_the_first():
     assert math.isclose(e["tok_per_sec"] * e["tpot_sec"], 5, rel_tol=1e-6)
 
 
+def test_64_samples_of_a_prompt_cost_little_more_memory_than_one():
+    prompt, decoded, page = 700, 30, 64
+    d = document("--shape", "d4", "--prompt-tokens", str(prompt), "--decode-tokens", str(decoded), "--repeat", "1", "--samples", "1,64")
+    one, many = (e["memory_bytes"] for e in d["sweep"])
+    kv_bytes = 4 * 2 * 256 * 2  # of a token: layers, keys and values, width, bf16
+    own_pages = -(-(prompt + decoded) // page) - prompt // page  # of a completion, its copy of the prompt's last page included
+    assert many <= 1.25 * one + 64 * own_pages * page * kv_bytes
+    assert many < one + 64 * prompt * kv_bytes  # a copy of the prompt for each would not fit
+
+
 def test_separate_prompts_hold_more_memory_and_must_read_more():
     shared = document(*SMALL[:2], "--prompt-tokens", "1000", "--decode-tokens", "2", "--repeat", "1", "--samples", "8")
     separate = document(*SMALL[:2], "--prompt-tokens", "1000", "--decode-tokens", "2", "--repeat", "1", "--samples", "8", "--separate")
