@@ -84,7 +84,7 @@ demo: deps                              ## start a worker on the bundled model a
 	$(Q)$(VENV)/bin/python -m coppice.demo --worker build/coppice --model tests/models/calc-d4
 
 checks: $B/coppice $(CHECKS)            ## build what `check` runs
-ifeq ($(shell uname -m),x86_64)
+ifeq ($(shell uname -m)$(SANITIZE),x86_64)
 	$(Q)$(MAKE) --no-print-directory EMULATE=1 emulated
 endif
 

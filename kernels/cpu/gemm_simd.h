@@ -19,11 +19,11 @@
 #define INLINE static inline __attribute__((always_inline))
 #define TILE_PARTS (CPU_TILE / V_LANES)
 #define MOST_ROWS 8 /* of any block */
-#define AHEAD CPU_CHUNK_PAIRS
+#define AHEAD_BYTES 8192
 #define WIDEST 8 /* tiles of any block */
 #define PANEL_ROWS CPU_PANEL_ROWS
-#define PAIR_BYTES_BF16 (CPU_TILE * sizeof(uint32_t))
-#define PAIR_BYTES_F32 (2 * CPU_TILE * sizeof(float))
+#define PAIR_BYTES_BF16 (CPU_TILE * (int)sizeof(uint32_t))
+#define PAIR_BYTES_F32 (2 * CPU_TILE * (int)sizeof(float))
 
 /* Tiles that a block of that many rows takes at once. */
 #define tiles_of(rows) ((rows) == 1 ? GEMM_TILES_1 : (rows) == 2 ? GEMM_TILES_2 : GEMM_TILES)
@@ -89,17 +89,20 @@ INLINE void pair_step(vf acc[], const chunk *c, int pair, int n_rows, int n_tile
 }
 #endif
 
-/* Ask for what comes next: the weights of the next chunk, which follow in memory (the processor's own
- * prefetching starts anew at every 4 KiB), and the inputs of the next block. */
+/* Ask for what comes next.  Weights follow in memory, chunk after chunk (the processor's own prefetching
+ * starts anew at every 4 KiB): one or two rows read them once, so it is enough to stay some KiB ahead; more
+ * rows come back to a chunk, and meanwhile the next one arrives.  The inputs of the next block follow, too.
+ */
 INLINE void fetch_ahead(const chunk *c, int pair, int n_rows, int n_tiles, feed f) {
-    size_t pair_bytes = f == FEED_F32 ? PAIR_BYTES_F32 : PAIR_BYTES_BF16;
+    const int pair_bytes = f == FEED_F32 ? PAIR_BYTES_F32 : PAIR_BYTES_BF16;
+    const int ahead = n_rows > 2 ? CPU_CHUNK_PAIRS : AHEAD_BYTES / (n_tiles * pair_bytes);
 #pragma GCC unroll 16
     for (int j = 0; j < n_tiles; j++) {
-        const char *next = c->w + (size_t)j * c->w_stride + (size_t)(pair + AHEAD) * pair_bytes;
+        const char *next = c->w + (size_t)j * c->w_stride + (size_t)((pair + ahead) * pair_bytes);
         __builtin_prefetch(next);
         if (f == FEED_F32) __builtin_prefetch(next + 64);
     }
-    if (n_rows > 2) __builtin_prefetch(c->x + (size_t)(pair + AHEAD) * (size_t)n_rows * X_PAIR(f));
+    if (n_rows > 2) __builtin_prefetch(c->x + (size_t)((pair + CPU_CHUNK_PAIRS) * n_rows) * X_PAIR(f));
 }
 
 INLINE void block(const chunk *c, int n_rows, int n_tiles, feed f) {
@@ -139,10 +142,10 @@ typedef void block_fn(const chunk *c);
     BLOCK(3, 1, one, f)                                                                                      \
     BLOCK(4, 1, one, f)                                                                                      \
     BLOCK(5, 1, one, f)                                                                                      \
-    BLOCK(6, 1, one, f) BLOCK(7, 1, one, f) BLOCK(8, 1, one, f) BLOCK(1, tiles_of(1), many, f)               \
-        BLOCK(2, tiles_of(2), many, f) BLOCK(3, tiles_of(3), many, f) BLOCK(4, tiles_of(4), many, f)         \
-            BLOCK(5, tiles_of(5), many, f) BLOCK(6, tiles_of(6), many, f) BLOCK(7, tiles_of(7), many, f)     \
-                BLOCK(8, tiles_of(8), many, f)
+    BLOCK(6, 1, one, f)                                                                                      \
+    BLOCK(7, 1, one, f) BLOCK(8, 1, one, f) BLOCK(1, tiles_of(1), many, f) BLOCK(2, tiles_of(2), many, f)    \
+        BLOCK(3, tiles_of(3), many, f) BLOCK(4, tiles_of(4), many, f) BLOCK(5, tiles_of(5), many, f)         \
+            BLOCK(6, tiles_of(6), many, f) BLOCK(7, tiles_of(7), many, f) BLOCK(8, tiles_of(8), many, f)
 #define BLOCK_LIST(name, f)                                                                                  \
     {                                                                                                        \
         NULL, block_##name##_1_##f, block_##name##_2_##f, block_##name##_3_##f, block_##name##_4_##f,        \
@@ -178,7 +181,7 @@ static int first_of_group(const panel *p, int group) { return p->n_rows * group 
 /* Totals of n_tiles tiles, chunk by chunk. */
 static void add_chunks(panel *p, int tile, int n_tiles) {
     const k_matrix *m = p->g->w;
-    size_t pair_bytes = m->bf16 ? PAIR_BYTES_BF16 : PAIR_BYTES_F32,
+    size_t pair_bytes = (size_t)(m->bf16 ? PAIR_BYTES_BF16 : PAIR_BYTES_F32),
            tile_bytes = (size_t)m->pairs * pair_bytes;
     const char *w = (const char *)m->data + (size_t)tile * tile_bytes;
     block_fn *const *blocks = (n_tiles > 1 ? many_tiles : one_tile)[p->feed];
