@@ -74,8 +74,9 @@ static void assert_all_same(const outcome *got, const outcome *want, const char 
     for (int i = 0; i < N_PROMPTS * N; i++) assert_same(&got->samples[i], &want->samples[i], what);
 }
 
-/* The same rollout on an engine that cuts the work in another way. */
-static void with_options(int c, const outcome *want, engine_options o, const char *isa, const char *what) {
+/* The same rollout on an engine that cuts the work in another way; its counters. */
+static engine_status with_options(int c, const outcome *want, engine_options o, const char *isa,
+                                  const char *what) {
     if (isa) setenv("COPPICE_ISA", isa, 1);
     fixture f = fixture_open(cases[c].model, o);
     unsetenv("COPPICE_ISA");
@@ -88,6 +89,7 @@ static void with_options(int c, const outcome *want, engine_options o, const cha
     assert_int_equal(s.pages_used, 0); /* everything was given back */
     outcome_free(&got, N_PROMPTS);
     fixture_close(&f);
+    return s;
 }
 
 static outcome baseline(fixture *f, int c) {
@@ -133,21 +135,85 @@ static void scalar_and_avx2_agree(void **state) {
     }
 }
 
-static void a_pool_that_holds_barely_one_row_changes_nothing(void **state) {
+static size_t page_bytes(const fixture *f, int c) {
+    const arch *a = engine_arch(f->e);
+    size_t element = cases[c].profile == PRECISION_BF16 ? 2 : 4;
+    return 2 * (size_t)(a->n_layers * a->n_kv_heads * a->head_dim) * KV_PAGE_TOKENS * element;
+}
+
+/* ceil((300 + 90) / 64) = 7 pages is the least: the long prompt's last page cannot even be copied. */
+static void pools_too_small_for_all_change_nothing(void **state) {
+    (void)state;
+    const size_t n_pages[] = {7, 9, 17, 24};
+    for (int c = 0; c < N_CASES; c++) {
+        fixture f;
+        outcome want = baseline(&f, c);
+        for (int i = 0; i < 4; i++) {
+            engine_options o = options(cases[c].profile);
+            o.kv_memory = n_pages[i] * page_bytes(&f, c);
+            o.no_prefix_cache = (i + c) % 2;
+            o.step_tokens = i == 1 ? 100 : o.step_tokens; /* it is taken while the long prompt is computed */
+            engine_status s = with_options(c, &want, o, NULL, "few pages");
+            assert_int_equal(s.pages_total, n_pages[i]);
+            assert_true(s.preemptions > 0);
+        }
+        outcome_free(&want, N_PROMPTS);
+        fixture_close(&f);
+    }
+}
+
+/* ---- The prefix cache. */
+
+static void warm_cold_and_no_cache_agree(void **state) {
     (void)state;
     for (int c = 0; c < N_CASES; c++) {
         fixture f;
         outcome want = baseline(&f, c);
-        const arch *a = engine_arch(f.e);
-        size_t element = cases[c].profile == PRECISION_BF16 ? 2 : 4;
-        size_t page = 2 * (size_t)(a->n_layers * a->n_kv_heads * a->head_dim) * KV_PAGE_TOKENS * element;
+        assert_int_equal(want.totals.cached_tokens, 0);
+        rollout_prompt prompts[N_PROMPTS];
+        rollout_spec spec = all_prompts(&f, prompts);
+        outcome warm = outcome_of(f.e, &spec);
+        /* All full pages but one that holds the last token: of 26, 300, 63 and 64 tokens. */
+        assert_int_equal(warm.totals.cached_tokens, 0 + 256 + 0 + 0);
+        engine_status s;
+        engine_read_status(f.e, &s);
+        assert_int_equal(s.cached_tokens, 256);
+        assert_int_equal(s.prefilled_tokens, 2 * (26 + 300 + 63 + 64) - 256);
+        assert_true(s.pages_cached > 0);
+        assert_int_equal(s.pages_used + s.pages_cached + s.pages_free, s.pages_total);
+        assert_all_same(&warm, &want, "warm");
+        outcome_free(&warm, N_PROMPTS);
         engine_options o = options(cases[c].profile);
-        o.kv_memory =
-            7 * page; /* ceil((300 + 90) / 64) pages: the long prompt's last page cannot be copied */
-        with_options(c, &want, o, NULL, "seven pages");
-        o.kv_memory = 9 * page;
-        with_options(c, &want, o, NULL, "nine pages");
+        o.no_prefix_cache = true;
+        s = with_options(c, &want, o, NULL, "no cache");
+        assert_int_equal(s.pages_cached + s.cached_tokens, 0);
         outcome_free(&want, N_PROMPTS);
+        fixture_close(&f);
+    }
+}
+
+/* A later turn begins with a prompt and its completion, whose full pages are known too. */
+static void a_turn_after_a_completion_is_cached_and_pure(void **state) {
+    (void)state;
+    for (int c = 0; c < N_CASES; c++) {
+        fixture f;
+        outcome first = baseline(&f, c), got[2];
+        int32_t turn[LONG + 90 + 10];
+        size_t n = lengths[1];
+        memcpy(turn, tokens[1], n * sizeof *turn);
+        memcpy(turn + n, first.samples[N + 2].tokens, 90 * sizeof *turn);
+        memcpy(turn + n + 90, tokens[0], 10 * sizeof *turn);
+        rollout_prompt prompt = {.tokens = turn, .n_tokens = n + 100, .seed = 3};
+        rollout_spec spec = {.prompts = &prompt, .n_prompts = 1, .n = 2, .sampling = sampling(&f)};
+        for (int warm = 0; warm < 2; warm++) {
+            fixture fresh = fixture_open(cases[c].model, options(cases[c].profile));
+            got[warm] = outcome_of(warm ? f.e : fresh.e, &spec);
+            assert_int_equal(got[warm].totals.cached_tokens, warm ? 384 : 0); /* of 390 - 1 computed ones */
+            fixture_close(&fresh);
+        }
+        for (int i = 0; i < 2; i++) assert_same(&got[1].samples[i], &got[0].samples[i], "a later turn");
+        outcome_free(&got[0], 1), outcome_free(&got[1], 1);
+        outcome_free(&first, N_PROMPTS);
         fixture_close(&f);
     }
 }
@@ -348,7 +414,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(however_the_work_is_cut),
         cmocka_unit_test(scalar_and_avx2_agree),
-        cmocka_unit_test(a_pool_that_holds_barely_one_row_changes_nothing),
+        cmocka_unit_test(pools_too_small_for_all_change_nothing),
+        cmocka_unit_test(warm_cold_and_no_cache_agree),
+        cmocka_unit_test(a_turn_after_a_completion_is_cached_and_pure),
         cmocka_unit_test(samples_depend_on_their_index_and_not_on_n),
         cmocka_unit_test(company_and_order_change_nothing),
         cmocka_unit_test(a_rollout_scores_as_it_was_sampled),
