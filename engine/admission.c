@@ -73,6 +73,7 @@ static bool run_task(engine *e, task *t, bool oldest, room *r) {
     int before = kv_pool_available(&e->pool);
     sequence *s = task_sequence(t);
     sequence_restore(s, &e->pool, restorable(t));
+    assert(sequence_pending(s) > 0);
     int n_pages = before - kv_pool_available(&e->pool) + pages_soon(t) - s->n_pages;
     if (n_pages > r->pages && !oldest) {
         sequence_release(s, &e->pool);
