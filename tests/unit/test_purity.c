@@ -278,6 +278,31 @@ static void company_and_order_change_nothing(void **state) {
     }
 }
 
+/* The same tokens in the same place after others are another page. */
+static void a_page_after_another_beginning_is_not_taken(void **state) {
+    (void)state;
+    for (int c = 0; c < N_CASES; c++) {
+        fixture f;
+        outcome first = baseline(&f, c), got[2];
+        int32_t other[LONG];
+        memcpy(other, tokens[1], sizeof other);
+        memcpy(other, tokens[3], 64 * sizeof *other);
+        other[63] ^= 1; /* so that it is none of the known beginnings */
+        rollout_prompt prompt = {.tokens = other, .n_tokens = LONG, .seed = 3};
+        rollout_spec spec = {.prompts = &prompt, .n_prompts = 1, .n = 2, .sampling = sampling(&f)};
+        for (int warm = 0; warm < 2; warm++) {
+            fixture fresh = fixture_open(cases[c].model, options(cases[c].profile));
+            got[warm] = outcome_of(warm ? f.e : fresh.e, &spec);
+            assert_int_equal(got[warm].totals.cached_tokens, 0);
+            fixture_close(&fresh);
+        }
+        for (int i = 0; i < 2; i++) assert_same(&got[1].samples[i], &got[0].samples[i], "another beginning");
+        outcome_free(&got[0], 1), outcome_free(&got[1], 1);
+        outcome_free(&first, N_PROMPTS);
+        fixture_close(&f);
+    }
+}
+
 /* ---- All of it at once: jobs that arrive and are cancelled at random steps, in engines of random size. */
 
 static uint32_t random_state;
@@ -594,6 +619,7 @@ int main(void) {
         cmocka_unit_test(a_turn_after_a_completion_is_cached_and_pure),
         cmocka_unit_test(samples_depend_on_their_index_and_not_on_n),
         cmocka_unit_test(company_and_order_change_nothing),
+        cmocka_unit_test(a_page_after_another_beginning_is_not_taken),
         cmocka_unit_test(random_traffic_changes_nothing),
         cmocka_unit_test(a_rollout_scores_as_it_was_sampled),
         cmocka_unit_test(a_rollout_cut_anywhere_and_continued_is_the_whole_one),
