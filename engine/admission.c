@@ -198,7 +198,7 @@ static cop_status start_sample(engine *e, prompt *p, live_row **out, cop_error *
 
 static void start_samples(engine *e, prompt *p) {
     int n = 0;
-    while (p->ready && p->n_started < p->n_granted && !p->job->over) {
+    while (p->ready && p->n_started < p->n_granted && !p->job->over && !prompt_settled(p)) {
         live_row *r;
         cop_error err;
         if (start_sample(e, p, &r, &err) != COP_OK) {

@@ -20,6 +20,8 @@ typedef struct prompt {
     uint32_t hash;         /* fourth counter word of the noise */
     int limit;             /* most tokens of a completion */
     row *prepared;         /* the row of a prompt with a prefix, replayed when it was submitted; NULL: none */
+    uint32_t enough;       /* samples that need to end by stop or length; 0: all */
+    uint32_t n_ended;      /* samples that did */
 
     sequence seq;  /* while admitted */
     float *logits; /* [vocab] backend memory, of the last token; while admitted */
@@ -29,6 +31,11 @@ typedef struct prompt {
     bool tight;    /* the pool is too small to keep the last page while a row runs: one row at a time takes it
                       over */
 } prompt;
+
+/* Enough of its samples have ended: none of the others goes on, and they are cancelled at the end of the
+ * step.
+ */
+static inline bool prompt_settled(const prompt *p) { return p->enough > 0 && p->n_ended >= p->enough; }
 
 /* One sequence of a score. */
 typedef struct scored {
@@ -53,12 +60,14 @@ struct engine_job {
     double start;      /* seconds, monotonic */
     size_t cursor;     /* first prompt or sequence that is not granted in full */
     size_t n_open;     /* samples or sequences without their event */
+    bool settles;      /* a prompt of it became settled in this step */
 
     prompt *prompts; /* [n_prompts] */
     size_t n_prompts;
     uint32_t n; /* samples of each */
     rollout_sampling sampling;
-    int32_t *stop_tokens; /* what sampling.stop_tokens and rules point to */
+    int32_t *stop_tokens;   /* what sampling.stop_tokens and rules point to */
+    stop_set *stop_strings; /* what rules point to; NULL: none */
     row_rules rules;
     rollout_events events;
     rollout_totals totals;
