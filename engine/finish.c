@@ -61,7 +61,7 @@ static void settle(engine *e, prompt *p) {
     p->n_granted = p->n_started = p->job->n;
 }
 
-static void settle_prompts(engine_job *j, engine *e) {
+static void settle_prompts(engine *e, engine_job *j) {
     for (size_t i = 0; j->settles && !j->over && i < j->n_prompts; i++) {
         if (prompt_settled(&j->prompts[i])) settle(e, &j->prompts[i]);
     }
@@ -118,7 +118,7 @@ static void job_tell_end(engine_job *j) {
 
 void finish_sweep(engine *e) {
     for (engine_job *j = e->jobs; j; j = j->next) {
-        settle_prompts(j, e);
+        settle_prompts(e, j);
         j->over = j->over || j->n_open == 0;
     }
     sweep_parts(e);

@@ -32,9 +32,7 @@ typedef struct prompt {
                       over */
 } prompt;
 
-/* Enough of its samples have ended: none of the others goes on, and they are cancelled at the end of the
- * step.
- */
+/* Enough of its samples have ended: none of the others goes on, and they are cancelled by the next sweep. */
 static inline bool prompt_settled(const prompt *p) { return p->enough > 0 && p->n_ended >= p->enough; }
 
 /* One sequence of a score. */
