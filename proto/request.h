@@ -2,8 +2,8 @@
  *
  * Everything that can be judged without a model is judged here: the frame, MessagePack, types, keys, ranges,
  * and what this version has not built (`unsupported`).  Left to the worker, because they need the model or
- * its state: ids outside the vocabulary, the context, the page pool, names of tools, a stop token inside a
- * `prefix`, the order of roles.
+ * its state: ids outside the vocabulary, the context, the page pool, names of tools, a stop token or string
+ * inside a `prefix`, the order of roles.
  *
  * A decoded request is one owned object: every pointer in it lives until request_free().  It never changes
  * after decoding.  Any thread. */
