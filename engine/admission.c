@@ -136,7 +136,7 @@ static cop_status start_sample(engine *e, prompt *p, int at, live_row **out, cop
 /* Start samples of the prompt at e->tasks[*at], which they move on.  True: it has no more. */
 static bool start_samples(engine *e, int *at, room *r, int *n_drawing) {
     prompt *p = task_prompt(e->tasks[*at]);
-    while (p->n_started < p->job->n) {
+    while (p->n_started < p->job->n && !prompt_settled(p)) {
         int n_pages = start_pages(p);
         bool fits = n_pages <= r->pages || *at == 0;
         if (!p->ready || e->n_rows == e->o.max_rows || !fits) return false;

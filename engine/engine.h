@@ -16,6 +16,7 @@
 #define COP_ENGINE_H
 
 #include "engine/checkpoint.h"
+#include "engine/stop.h"
 #include "engine/tokenizer.h"
 #include "kernels/backend.h"
 
@@ -44,8 +45,10 @@ typedef struct rollout_sampling {
     const int32_t *stop_tokens; /* valid if has_stop_tokens; else the model's (assistant_end, bos) */
     int n_stop_tokens;
     bool has_stop_tokens;
+    const stop_string *stop_strings; /* [n_stop_strings], at most STOP_MAX_STRINGS; they need a tokenizer */
+    int n_stop_strings;
     bool calculator; /* run the calculator where the model calls it */
-    bool logprobs, model_logprobs, kept;
+    bool logprobs, model_logprobs, entropy, kept;
 } rollout_sampling;
 rollout_sampling rollout_sampling_defaults(void);
 
@@ -59,6 +62,7 @@ typedef struct rollout_prompt {
     uint32_t sample;
     const int32_t *prefix; /* [n_prefix] the start of that sample's completion; may be empty */
     size_t n_prefix;
+    uint32_t enough; /* once so many of its samples ended by stop or length, cancel the others; 0: never */
 } rollout_prompt;
 
 typedef struct tool_call {
@@ -74,12 +78,14 @@ typedef struct sample_result {
     const int32_t *tokens;
     const uint8_t *mask;                    /* 1 sampled, 0 forced */
     const float *logprobs, *model_logprobs; /* NULL if not asked for; 1.0 at forced tokens */
+    const float *entropy;                   /* likewise */
     const int32_t *kept_ids;                /* NULL if not asked for */
     const uint32_t *kept_offsets;           /* [n_tokens + 1] */
     const tool_call *tool_calls;
     int n_tool_calls;
     sample_finish finish;
-    int32_t stop; /* the stop token that was hit, or -1 */
+    int32_t stop;            /* the stop token that was hit, or -1 */
+    stop_string stop_string; /* the stop string that was hit; bytes NULL: none */
 } sample_result;
 
 typedef struct rollout_totals { /* cached_tokens: of the prompt tokens, once per prompt; forks not counted */
@@ -145,7 +151,8 @@ void engine_close(engine *e); /* jobs in flight end without events */
 /* Take a rollout or a score; everything in the spec is copied.  *job (may be NULL) stays valid until done()
  * or failed(). A spec is judged whole before anything starts; err->key is a path such as "prompts[3].tokens".
  * Errors: COP_EINVAL (ids outside the vocabulary, a prefix that its own tool calls contradict, no tool
- * tokens...), COP_ETOOLONG, COP_ETOOLARGE, COP_ENOMEM; then no event is called. */
+ * tokens...), COP_EUNSUPPORTED (stop strings without a tokenizer), COP_ETOOLONG, COP_ETOOLARGE, COP_ENOMEM;
+ * then no event is called. */
 cop_status engine_submit(engine *e, const rollout_spec *spec, engine_job **job, cop_error *err);
 cop_status engine_submit_score(engine *e, const score_spec *spec, engine_job **job, cop_error *err);
 

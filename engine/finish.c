@@ -14,6 +14,7 @@ void finish_sample(engine *e, prompt *p, uint32_t index, const row *r) {
     if (r) row_result(r, &s);
     if (!s.logprobs && j->rules.logprobs) s.logprobs = &no_float;
     if (!s.model_logprobs && j->rules.model_logprobs) s.model_logprobs = &no_float;
+    if (!s.entropy && j->rules.entropy) s.entropy = &no_float;
     if (!s.kept_offsets && j->rules.kept) {
         s.kept_ids = &no_id;
         s.kept_offsets = &no_offset;
@@ -26,6 +27,8 @@ void finish_sample(engine *e, prompt *p, uint32_t index, const row *r) {
     e->totals.sampled_tokens += n_drawn;
     e->totals.forced_tokens += n_forced;
     j->n_open--;
+    p->n_ended += s.finish != FINISH_CANCELLED;
+    if (prompt_settled(p)) j->settles = true;
     j->events.sample(j->events.context, &s);
 }
 
@@ -53,6 +56,26 @@ static void drop(engine *e, task *t) {
     }
     sequence_release(task_sequence(t), &e->pool);
     if (t->kind == TASK_PROMPT) e->slot_used[task_prompt(t)->slot] = false;
+}
+
+/* Cancel the samples of a settled prompt that have not ended; those that have not started never will. */
+static void settle(engine *e, prompt *p) {
+    for (int i = 0; i < e->n_tasks; i++) {
+        if (e->tasks[i]->kind != TASK_ROW) continue;
+        live_row *r = task_row(e->tasks[i]);
+        if (r->prompt != p || r->row.state != ROW_RUNNING) continue;
+        row_cancel(&r->row);
+        finish_sample(e, p, r->index, &r->row);
+    }
+    for (uint32_t s = p->n_started; s < p->job->n; s++) finish_sample(e, p, s, NULL);
+    p->n_started = p->job->n;
+}
+
+static void settle_prompts(engine *e, engine_job *j) {
+    for (size_t i = 0; j->settles && !j->over && i < j->n_prompts; i++) {
+        if (prompt_settled(&j->prompts[i])) settle(e, &j->prompts[i]);
+    }
+    j->settles = false;
 }
 
 /* The youngest first, so that of idle pages those of the oldest are kept for longest. */
@@ -86,7 +109,10 @@ static void job_tell_end(engine_job *j) {
 }
 
 void finish_sweep(engine *e) {
-    for (engine_job *j = e->jobs; j; j = j->next) j->over = j->over || j->n_open == 0;
+    for (engine_job *j = e->jobs; j; j = j->next) {
+        settle_prompts(e, j);
+        j->over = j->over || j->n_open == 0;
+    }
     sweep_tasks(e);
     engine_job **link = &e->jobs;
     while (*link) {

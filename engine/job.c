@@ -90,7 +90,8 @@ static cop_status copy_prompt(prompt *to, const rollout_prompt *p, engine_job *j
                    .seed = p->seed,
                    .first_sample = p->has_sample ? p->sample : 0,
                    .hash = prompt_hash(p),
-                   .limit = j->sampling.max_tokens < room ? j->sampling.max_tokens : room};
+                   .limit = j->sampling.max_tokens < room ? j->sampling.max_tokens : room,
+                   .enough = p->enough};
     to->tokens = copy_ids(p->tokens, p->n_tokens);
     if (!to->tokens) return cop_fail(err, COP_ENOMEM, "could not copy a prompt of %zu tokens", p->n_tokens);
     cop_status status = sequence_init(&to->seq, to->tokens, to->n_tokens, 0, err);
@@ -115,6 +116,17 @@ static int32_t *distinct_ids(const int32_t *ids, int n, int vocab, int *n_distin
     return out;
 }
 
+static cop_status set_stop_strings(engine_job *j, const job_limits *limits, cop_error *err) {
+    rollout_sampling *s = &j->sampling;
+    const stop_string *strings = s->stop_strings;
+    s->stop_strings = NULL; /* the caller's */
+    if (s->n_stop_strings == 0) return COP_OK;
+    if (!limits->tokenizer)
+        return at_key(err, cop_fail(err, COP_EUNSUPPORTED, "the model has no tokenizer to find strings with"),
+                      "stop", 0);
+    return stop_open(&j->stop_strings, strings, (size_t)s->n_stop_strings, err);
+}
+
 static cop_status set_rules(engine_job *j, const rollout_spec *spec, const job_limits *limits,
                             cop_error *err) {
     rollout_sampling *s = &j->sampling;
@@ -135,12 +147,17 @@ static cop_status set_rules(engine_job *j, const rollout_spec *spec, const job_l
             err, cop_fail(err, COP_EINVAL, "every id is a stop token, so min_tokens leaves none to draw"),
             "stop_tokens", 0);
     s->stop_tokens = j->stop_tokens;
+    status = set_stop_strings(j, limits, err);
+    if (status != COP_OK) return status;
     j->rules = (row_rules){.tokenizer = limits->tokenizer,
                            .calculator = s->calculator,
                            .stop_tokens = j->stop_tokens,
                            .n_stop_tokens = s->n_stop_tokens,
+                           .stop_strings = j->stop_strings,
+                           .min_tokens = s->min_tokens,
                            .logprobs = s->logprobs,
                            .model_logprobs = s->model_logprobs,
+                           .entropy = s->entropy,
                            .kept = s->kept ? (s->top_k < limits->vocab ? s->top_k : limits->vocab) : 0};
     if (s->calculator) {
         j->rules.python_start = tokenizer_special(limits->tokenizer, TOKEN_PYTHON_START);
@@ -278,5 +295,6 @@ void job_close(engine_job *j) {
     mem_free(j->prompts);
     mem_free(j->scores);
     mem_free(j->stop_tokens);
+    stop_close(j->stop_strings);
     mem_free(j);
 }

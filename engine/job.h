@@ -33,12 +33,17 @@ typedef struct prompt {
     uint32_t hash;         /* fourth counter word of the noise */
     int limit;             /* most tokens of a completion */
     live_row *prepared;    /* the row of a prompt with a prefix, until it starts; NULL: none */
+    uint32_t enough;       /* samples that need to end by stop or length; 0: all */
+    uint32_t n_ended;      /* samples that did */
 
     sequence seq;
     uint32_t n_started;
     int slot;   /* while listed: where the logits of its last token go */
     bool ready; /* all tokens computed, logits there */
 } prompt;
+
+/* Enough of its samples have ended: none of the others goes on, and they are cancelled by the next sweep. */
+static inline bool prompt_settled(const prompt *p) { return p->enough > 0 && p->n_ended >= p->enough; }
 
 /* One sequence of a score. */
 typedef struct scored {
@@ -64,12 +69,14 @@ struct engine_job {
     double start;      /* seconds, monotonic */
     size_t cursor;     /* first prompt or sequence that was never listed; 0: nothing has started */
     size_t n_open;     /* samples or sequences without their event */
+    bool settles;      /* a prompt of it became settled in this step */
 
     prompt *prompts; /* [n_prompts] */
     size_t n_prompts;
     uint32_t n; /* samples of each */
     rollout_sampling sampling;
-    int32_t *stop_tokens; /* what sampling.stop_tokens and rules point to */
+    int32_t *stop_tokens;   /* what sampling.stop_tokens and rules point to */
+    stop_set *stop_strings; /* what rules point to; NULL: none */
     row_rules rules;
     rollout_events events;
     rollout_totals totals;

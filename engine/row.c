@@ -6,19 +6,24 @@
 
 #include "engine/calculator.h"
 
-/* What a log-probability is where nothing was drawn: no log-probability can be 1, and it stays finite. */
-static const float NOT_DRAWN = 1.0f;
+/* What stands where nothing was drawn: no log-probability can be 1, and it stays finite. */
+static const k_drawn NOT_DRAWN = {.logprob = 1.0f, .model_logprob = 1.0f, .entropy = 1.0f};
 
 cop_status row_init(row *r, const row_rules *rules, const int32_t *prompt, int n_prompt, int limit,
                     cop_error *err) {
     assert(limit >= 0);
-    *r = (row){.rules = rules, .limit = limit, .stop = -1, .state = limit == 0 ? ROW_FULL : ROW_RUNNING};
+    *r = (row){.rules = rules,
+               .limit = limit,
+               .stop = -1,
+               .stop_string = -1,
+               .state = limit == 0 ? ROW_FULL : ROW_RUNNING};
     cop_status status = sequence_init(&r->seq, prompt, n_prompt, limit, err);
     if (status != COP_OK) return status;
     size_t n = (size_t)limit;
     bool ok = (r->mask = mem_alloc(n, sizeof *r->mask)) != NULL;
     if (rules->logprobs) ok = (r->logprobs = mem_alloc(n, sizeof *r->logprobs)) && ok;
     if (rules->model_logprobs) ok = (r->model_logprobs = mem_alloc(n, sizeof *r->model_logprobs)) && ok;
+    if (rules->entropy) ok = (r->entropy = mem_alloc(n, sizeof *r->entropy)) && ok;
     if (rules->kept) {
         ok = (r->kept_ids = mem_alloc(n, (size_t)rules->kept * sizeof *r->kept_ids)) && ok;
         ok = (r->kept_offsets = mem_zalloc(n + 1, sizeof *r->kept_offsets)) && ok;
@@ -36,6 +41,7 @@ void row_free(row *r, kv_pool *pool) {
     mem_free(r->mask);
     mem_free(r->logprobs);
     mem_free(r->model_logprobs);
+    mem_free(r->entropy);
     mem_free(r->kept_ids);
     mem_free(r->kept_offsets);
     mem_free(r->calls);
@@ -48,6 +54,23 @@ static bool is_stop(const row_rules *rules, int32_t token) {
         if (rules->stop_tokens[i] == token) return true;
     }
     return false;
+}
+
+/* Whether a token that was just appended ends the sample.  Its bytes move the match on even where a stop
+ * string ends nothing, below min_tokens; one that is complete there does not end the sample later. */
+static bool ends_sample(row *r, int32_t token) {
+    const row_rules *rules = r->rules;
+    if (is_stop(rules, token)) {
+        r->stop = token;
+        return true;
+    }
+    if (!rules->stop_strings) return false;
+    size_t n;
+    const char *bytes = tokenizer_bytes(rules->tokenizer, token, &n);
+    int hit = stop_feed(rules->stop_strings, &r->match, bytes, n);
+    if (hit < 0 || row_index(r) - 1 < rules->min_tokens) return false;
+    r->stop_string = hit;
+    return true;
 }
 
 /* Run the calculator on the expression that the last token closed, and queue its answer as [output_start]
@@ -95,18 +118,18 @@ static cop_status follow_tools(row *r, int32_t token, cop_error *err) {
     return runs ? call_calculator(r, err) : COP_OK;
 }
 
-static cop_status append(row *r, int32_t token, bool drawn, float logprob, float model_logprob,
-                         cop_error *err) {
+/* d: NOT_DRAWN for a token that was not drawn. */
+static cop_status append(row *r, int32_t token, const k_drawn *d, cop_error *err) {
     assert(r->state == ROW_RUNNING);
     int i = row_index(r);
     sequence_push(&r->seq, token);
-    r->mask[i] = drawn;
-    if (r->logprobs) r->logprobs[i] = logprob;
-    if (r->model_logprobs) r->model_logprobs[i] = model_logprob;
+    r->mask[i] = d != &NOT_DRAWN;
+    if (r->logprobs) r->logprobs[i] = d->logprob;
+    if (r->model_logprobs) r->model_logprobs[i] = d->model_logprob;
+    if (r->entropy) r->entropy[i] = d->entropy;
     if (r->kept_offsets) r->kept_offsets[i + 1] = r->n_kept;
-    if (is_stop(r->rules, token)) {
+    if (ends_sample(r, token)) {
         r->state = ROW_STOPPED;
-        r->stop = token;
         return COP_OK;
     }
     if (i + 1 == r->limit) r->state = ROW_FULL;
@@ -115,7 +138,7 @@ static cop_status append(row *r, int32_t token, bool drawn, float logprob, float
 
 static cop_status append_forced(row *r, cop_error *err) {
     while (r->state == ROW_RUNNING && r->forced_at < r->forced.n) {
-        cop_status status = append(r, r->forced.ids[r->forced_at++], false, NOT_DRAWN, NOT_DRAWN, err);
+        cop_status status = append(r, r->forced.ids[r->forced_at++], &NOT_DRAWN, err);
         if (status != COP_OK) return status;
         r->n_forced++;
     }
@@ -136,24 +159,29 @@ cop_status row_replay(row *r, const int32_t *prefix, size_t n_prefix, cop_error 
                 "prefix token %zu is %d, but after the tool call before it the answer goes on with %d", i,
                 (int)prefix[i], (int)r->forced.ids[r->forced_at]);
         if (r->forced_at < r->forced.n) r->forced_at++;
-        cop_status status = append(r, prefix[i], false, NOT_DRAWN, NOT_DRAWN, err);
+        cop_status status = append(r, prefix[i], &NOT_DRAWN, err);
         if (status != COP_OK) return status;
         if (r->state == ROW_STOPPED)
             return cop_fail(err, COP_EINVAL,
-                            "prefix token %zu is the stop token %d: such a sample has nothing to continue", i,
-                            (int)prefix[i]);
+                            "prefix token %zu, which is %d, %s: such a sample has nothing to continue", i,
+                            (int)prefix[i], r->stop >= 0 ? "is a stop token" : "completes a stop string");
     }
     return append_forced(r, err);
 }
 
 int32_t *row_kept_room(row *r) { return r->kept_ids ? r->kept_ids + r->n_kept : NULL; }
 
-cop_status row_draw(row *r, int32_t token, float logprob, float model_logprob, int n_kept, cop_error *err) {
-    assert(n_kept >= 0 && n_kept <= r->rules->kept);
-    r->n_kept += (uint32_t)n_kept;
+cop_status row_draw(row *r, const k_drawn *d, cop_error *err) {
+    assert(d->n_kept >= 0 && d->n_kept <= r->rules->kept);
+    r->n_kept += (uint32_t)d->n_kept;
     r->n_drawn++;
-    cop_status status = append(r, token, true, logprob, model_logprob, err);
+    cop_status status = append(r, d->token, d, err);
     return status == COP_OK ? append_forced(r, err) : status;
+}
+
+void row_cancel(row *r) {
+    assert(r->state == ROW_RUNNING);
+    r->state = ROW_CANCELLED;
 }
 
 void row_result(const row *r, sample_result *out) {
@@ -163,11 +191,14 @@ void row_result(const row *r, sample_result *out) {
     out->mask = r->mask + skip;
     out->logprobs = r->logprobs ? r->logprobs + skip : NULL;
     out->model_logprobs = r->model_logprobs ? r->model_logprobs + skip : NULL;
+    out->entropy = r->entropy ? r->entropy + skip : NULL;
     out->kept_ids = r->kept_ids;
     out->kept_offsets = r->kept_offsets ? r->kept_offsets + skip : NULL;
     out->tool_calls = r->calls;
     out->n_tool_calls = (int)r->n_calls;
     out->stop = r->stop;
+    out->stop_string =
+        r->stop_string >= 0 ? stop_get(r->rules->stop_strings, r->stop_string) : (stop_string){0};
     out->finish = r->state == ROW_STOPPED ? FINISH_STOP
                   : r->state == ROW_FULL  ? FINISH_LENGTH
                                           : FINISH_CANCELLED;

@@ -11,16 +11,18 @@
 
 /* What all rows of a rollout share.  Immutable while rows exist. */
 typedef struct row_rules {
-    const tokenizer *tokenizer; /* may be NULL if !calculator */
+    const tokenizer *tokenizer; /* may be NULL if !calculator and there are no stop strings */
     bool calculator;
     int32_t python_start, python_end, output_start, output_end; /* used if calculator */
     const int32_t *stop_tokens;                                 /* [n_stop_tokens] */
     int n_stop_tokens;
-    bool logprobs, model_logprobs;
+    const stop_set *stop_strings; /* NULL: none */
+    int min_tokens;               /* completion indices below it: stop strings do not end the sample */
+    bool logprobs, model_logprobs, entropy;
     int kept; /* ids kept per drawn token at most; 0: not recorded */
 } row_rules;
 
-typedef enum row_state { ROW_RUNNING, ROW_STOPPED, ROW_FULL } row_state;
+typedef enum row_state { ROW_RUNNING, ROW_STOPPED, ROW_FULL, ROW_CANCELLED } row_state;
 
 typedef struct row {
     sequence seq; /* head: the prompt; tail: the completion, a prefix included */
@@ -28,14 +30,16 @@ typedef struct row {
     int limit;    /* most tokens of the completion */
     int n_prefix; /* of them, given by the caller */
     uint8_t *mask;
-    float *logprobs, *model_logprobs;
+    float *logprobs, *model_logprobs, *entropy;
     int32_t *kept_ids;
     uint32_t *kept_offsets; /* [limit + 1] */
     uint32_t n_kept;
     tool_call *calls;
     size_t n_calls, cap_calls;
     row_state state;
-    int32_t stop; /* the stop token that was hit, or -1 */
+    int32_t stop;     /* the stop token that was hit, or -1 */
+    int stop_string;  /* the index of the stop string that was hit, or -1 */
+    stop_match match; /* where the completion's bytes stand in the stop strings */
     bool in_python;
     int expr_at;       /* in_python: index in the completion of the expression's first token */
     token_list forced; /* a tool's answer that was not fed yet, from forced_at on */
@@ -53,7 +57,8 @@ void row_free(row *r, kv_pool *pool);
 static inline int row_index(const row *r) { return r->seq.n - r->seq.n_head; }
 
 /* Feed the caller's prefix, then force what is missing of an open tool answer.  COP_EINVAL if the prefix
- * contradicts the state machine: a stop token, not the tool's answer after a call, longer than the limit. */
+ * contradicts the state machine: a stop token or string, not the tool's answer after a call, longer than the
+ * limit. */
 cop_status row_replay(row *r, const int32_t *prefix, size_t n_prefix, cop_error *err);
 
 /* Where the sampler writes the kept ids of the next token ([rules->kept]), or NULL if they are not recorded.
@@ -61,7 +66,10 @@ cop_status row_replay(row *r, const int32_t *prefix, size_t n_prefix, cop_error 
 int32_t *row_kept_room(row *r);
 
 /* Append a drawn token, the first n_kept ids of row_kept_room() with it, and whatever it forces. */
-cop_status row_draw(row *r, int32_t token, float logprob, float model_logprob, int n_kept, cop_error *err);
+cop_status row_draw(row *r, const k_drawn *d, cop_error *err);
+
+/* A running row ends here, as FINISH_CANCELLED. */
+void row_cancel(row *r);
 
 /* What the sample looks like now: new tokens only.  Points into the row. */
 void row_result(const row *r, sample_result *out);

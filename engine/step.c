@@ -1,6 +1,7 @@
 /* One step: collect a ragged batch as planned, run it, use its logits. */
 #include "engine/engine_internal.h"
 
+#include <math.h>
 #include <string.h>
 
 k_draw step_draw(const live_row *r, int logits_row) {
@@ -15,7 +16,8 @@ k_draw step_draw(const live_row *r, int logits_row) {
                 .index = (uint32_t)row_index(&r->row),
                 .sample = p->first_sample + r->index,
                 .prompt_hash = p->hash,
-                .want_model = r->row.rules->model_logprobs};
+                .want_model = r->row.rules->model_logprobs,
+                .want_entropy = r->row.rules->entropy};
     if (row_index(&r->row) < s->min_tokens) {
         d.absent = s->stop_tokens;
         d.n_absent = s->n_stop_tokens;
@@ -34,14 +36,14 @@ void step_draw_rows(engine *e, int n, const float *logits) {
         const k_drawn *d = &e->drawn[i];
         engine_job *j = r->prompt->job;
         cop_error err;
-        if (j->over) continue;
+        if (j->over || prompt_settled(r->prompt)) continue;
         if (d->token < 0) {
             cop_fail(&err, COP_EMODEL,
                      "the model computed a logit that is no number, at token %d of sample %u of prompt %zu",
                      row_index(&r->row), (unsigned)(r->prompt->first_sample + r->index),
                      (size_t)(r->prompt - j->prompts));
             finish_failed(j, &err);
-        } else if (row_draw(&r->row, d->token, d->logprob, d->model_logprob, d->n_kept, &err) != COP_OK) {
+        } else if (row_draw(&r->row, d, &err) != COP_OK) {
             finish_failed(j, &err);
         } else if (r->row.state != ROW_RUNNING) {
             finish_sample(e, r->prompt, r->index, &r->row);
@@ -121,19 +123,22 @@ static void score_tokens(engine *e, const want *wants, int n, const float *logit
         }
     }
     if (n_targets == 0) return;
-    bool ok = k_score(e->k, e->target_logprobs, e->targets, n_targets, logits, e->a.vocab, e->a.vocab);
+    k_score(e->k, e->target_logprobs, e->targets, n_targets, logits, e->a.vocab, e->a.vocab);
     for (int i = 0, t = 0; i < n; i++) {
         if (wants[i].span->task->kind != TASK_SCORE) continue;
         scored *s = task_scored(wants[i].span->task);
         int pos = e->pos[wants[i].token];
-        if (e->targets[t].token >= 0) s->logprobs[pos + 1] = e->target_logprobs[t];
-        t++;
-        if (!ok) {
-            /* The backend tells only that one of them is bad: blame each job that took part. */
+        float logprob = e->target_logprobs[t];
+        if (isnan(logprob)) {
             cop_error err;
-            cop_fail(&err, COP_EMODEL, "the model computed a logit that is no number while scoring");
+            cop_fail(&err, COP_EMODEL,
+                     "the model computed a logit that is no number, after token %d of sequence %zu", pos,
+                     (size_t)(s - s->job->scores));
             finish_failed(s->job, &err);
+        } else if (e->targets[t].token >= 0) {
+            s->logprobs[pos + 1] = logprob;
         }
+        t++;
     }
 }
 

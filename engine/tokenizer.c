@@ -309,6 +309,17 @@ cop_status tokenizer_encode(const tokenizer *t, const char *text, size_t n, toke
 
 /* ---- Ids to bytes. */
 
+cop_status tokenizer_encode_prompt(const tokenizer *t, const char *text, size_t n, token_list *out,
+                                   cop_error *err) {
+    int32_t bos = tokenizer_special(t, TOKEN_BOS);
+    size_t n_before = out->n;
+    if (bos < 0) return cop_fail(err, COP_EUNSUPPORTED, "the tokenizer has no <|bos|>: give token ids");
+    cop_status status = token_list_push(out, bos, err);
+    if (status == COP_OK) status = tokenizer_encode(t, text, n, out, err);
+    if (status != COP_OK) out->n = n_before;
+    return status;
+}
+
 const char *tokenizer_bytes(const tokenizer *t, int32_t id, size_t *n) {
     assert(id >= 0 && id < t->vocab.n_tokens);
     *n = t->vocab.tokens[id].len;

@@ -41,6 +41,11 @@ int32_t tokenizer_special(const tokenizer *t, token_special which); /* -1 if the
  * the list is then unchanged. */
 cop_status tokenizer_encode(const tokenizer *t, const char *text, size_t n, token_list *out, cop_error *err);
 
+/* Append the ids of a prompt of text: bos, then the text.  Errors: COP_EUNSUPPORTED if the tokenizer lacks
+ * bos; COP_ENOMEM.  The list is then unchanged. */
+cop_status tokenizer_encode_prompt(const tokenizer *t, const char *text, size_t n, token_list *out,
+                                   cop_error *err);
+
 /* The bytes of one id (special tokens: their text).  Asserts 0 <= id < vocab. */
 const char *tokenizer_bytes(const tokenizer *t, int32_t id, size_t *n);
 

@@ -178,12 +178,14 @@ typedef struct k_draw {
     int n_absent;
     int32_t *kept;     /* room for top_k ids, or NULL: not wanted */
     bool want_model;   /* model_logprob, which costs a sum over the vocabulary */
+    bool want_entropy; /* entropy, which costs another */
 } k_draw;
 
 typedef struct k_drawn {
     int32_t token;         /* -1: the logits hold a NaN or an infinity that leaves no distribution */
     float logprob;         /* of the distribution drawn from */
     float model_logprob;   /* log-softmax of the logits at temperature 1 over the whole vocabulary; 1 if not wanted */
+    float entropy;         /* of the distribution drawn from, in nats; 1 if not wanted */
     int n_kept;            /* written to kept, best first; 0 if not wanted */
 } k_drawn;
 
@@ -203,7 +205,9 @@ typedef struct k_target {
     int32_t *top_ids;    /* [top] */
     float *top_logprobs; /* [top] */
 } k_target;
-/* logprobs [n] of the targets (unchanged where token is -1); false where logits hold a NaN.  Host memory; waits. */
+/* logprobs [n] of the targets, 1 where token is -1; NaN, whatever the token, where the logits hold a NaN or an infinity
+ * that leaves no distribution: nothing else of that target is written.  False if there is such a target.  Host memory;
+ * waits. */
 bool k_score(k_ctx *k, float *logprobs, const k_target *targets, int n, const float *logits, int vocab, int stride);
 
 #endif

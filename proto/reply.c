@@ -258,7 +258,8 @@ static void write_weights_runs(writer *w, const reply_sample *s) {
 
 static size_t count_keys(const reply_sample *s) {
     return 8 + (s->prompt_id.bytes != NULL) + s->has_prompt_tokens + s->has_logprobs + s->has_model_logprobs +
-           2 * (size_t)s->has_kept + s->has_stop + (s->text.bytes != NULL);
+           s->has_entropy + 2 * (size_t)s->has_kept + (s->has_stop || s->stop_string.bytes) +
+           (s->text.bytes != NULL);
 }
 
 static void write_sample(writer *w, const reply_sample *s) {
@@ -274,13 +275,17 @@ static void write_sample(writer *w, const reply_sample *s) {
     put_binary(w, "mask", s->mask, s->n_tokens, 1);
     if (s->has_logprobs) put_binary(w, "logprobs", s->logprobs, s->n_tokens, sizeof(float));
     if (s->has_model_logprobs) put_binary(w, "model_logprobs", s->model_logprobs, s->n_tokens, sizeof(float));
+    if (s->has_entropy) put_binary(w, "entropy", s->entropy, s->n_tokens, sizeof(float));
     if (s->has_kept) {
         assert(s->kept_offsets[s->n_tokens] == s->kept_ids.n);
         put_binary(w, "kept_ids", s->kept_ids.ids, s->kept_ids.n, sizeof(uint32_t));
         put_binary(w, "kept_offsets", s->kept_offsets, s->n_tokens + 1, sizeof(uint32_t));
     }
     put_text(w, "finish", wire_text_of(finishes[s->finish]));
-    if (s->has_stop) put_u64(w, "stop", s->stop);
+    if (s->has_stop)
+        put_u64(w, "stop", s->stop);
+    else if (s->stop_string.bytes)
+        put_text(w, "stop", s->stop_string);
     write_tool_calls(w, s);
     write_weights_runs(w, s);
     if (s->text.bytes) put_text(w, "text", s->text);

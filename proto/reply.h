@@ -72,16 +72,17 @@ typedef struct reply_sample {
     bool has_prompt_tokens;
     wire_ids prompt_tokens; /* sent if has_prompt_tokens */
     size_t n_tokens;
-    const uint32_t *tokens;                          /* [n_tokens] */
-    const uint8_t *mask;                             /* [n_tokens] 1 sampled, 0 forced */
-    bool has_logprobs, has_model_logprobs, has_kept; /* what was asked for; an empty sample has them too */
-    const float *logprobs;                           /* [n_tokens] */
-    const float *model_logprobs;                     /* [n_tokens] */
+    const uint32_t *tokens; /* [n_tokens] */
+    const uint8_t *mask;    /* [n_tokens] 1 sampled, 0 forced */
+    /* What was asked for; an empty sample has them too. */
+    bool has_logprobs, has_model_logprobs, has_entropy, has_kept;
+    const float *logprobs, *model_logprobs, *entropy; /* [n_tokens] each */
     wire_ids kept_ids;
     const uint32_t *kept_offsets; /* [n_tokens + 1], into kept_ids */
     reply_finish finish;
     bool has_stop;
-    uint32_t stop; /* the stop token that was hit, if has_stop */
+    uint32_t stop;         /* the stop token that was hit, if has_stop */
+    wire_text stop_string; /* the stop string that was hit, if !has_stop; {0}: none */
     const reply_tool_call *tool_calls;
     size_t n_tool_calls;
     const reply_weights_run *weights;

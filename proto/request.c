@@ -58,7 +58,8 @@ static const request_field score_fields[] = {
     REQUEST_COMMON_FIELDS,
     {"sequences", read_sequences, offsetof(request, score), REQUEST_NO_FLAG, 0, 0},
     {"top", request_read_u32, offsetof(request, score.top), REQUEST_NO_FLAG, 0, REQUEST_MAX_TOP},
-    {"temperature", request_read_temperature, offsetof(request, score.temperature), REQUEST_NO_FLAG, 0, 0},
+    {"temperature", request_read_real, offsetof(request, score.temperature), REQUEST_NO_FLAG,
+     REQUEST_LEAST_TEMPERATURE, REQUEST_MOST_TEMPERATURE},
     {"model", request_read_unbuilt, 0, REQUEST_NO_FLAG, 0, 0},
 };
 

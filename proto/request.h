@@ -2,8 +2,8 @@
  *
  * Everything that can be judged without a model is judged here: the frame, MessagePack, types, keys, ranges,
  * and what this version has not built (`unsupported`).  Left to the worker, because they need the model or
- * its state: ids outside the vocabulary, the context, the page pool, names of tools, a stop token inside a
- * `prefix`, the order of roles.
+ * its state: ids outside the vocabulary, the context, the page pool, names of tools, a stop token or string
+ * inside a `prefix`, the order of roles.
  *
  * A decoded request is one owned object: every pointer in it lives until request_free().  It never changes
  * after decoding.  Any thread. */
@@ -17,6 +17,8 @@
 #define REQUEST_MAX_PROMPTS 4096  /* also sequences of `score`, and `n` */
 #define REQUEST_MAX_SAMPLES 65536 /* prompts x n */
 #define REQUEST_MAX_TOP 20
+#define REQUEST_MAX_STOP 16        /* stop strings */
+#define REQUEST_MAX_STOP_BYTES 256 /* of each */
 #define REQUEST_MAX_KEPT 1024      /* `top_k` where `kept` is asked for */
 #define REQUEST_MAX_PROMPT_ID 1024 /* bytes of a prompt's `id` */
 #define REQUEST_OBJECT_MULTIPLE 4  /* decoded objects may take this many times max_message */
@@ -75,6 +77,7 @@ typedef struct request_prompt {
     wire_text id;    /* {0}: none */
     uint64_t seed;   /* valid if has_seed; else the request's holds */
     uint32_t sample; /* valid if has_sample; then `n` is 1 */
+    uint32_t enough; /* 1..4096; 0: not given */
     wire_ids prefix; /* valid if has_prefix, which has_sample goes with; at most max_tokens ids, maybe none */
     bool has_seed, has_sample, has_prefix;
 } request_prompt;
@@ -88,12 +91,15 @@ typedef struct request_rollout {
     double temperature; /* 0, or 0.001..100 */
     uint32_t top_k;     /* 0: off */
     double top_p, min_p;
-    wire_ids stop_tokens;   /* valid if has_stop_tokens; else the model's */
+    wire_ids stop_tokens;  /* valid if has_stop_tokens; else the model's */
+    const wire_text *stop; /* [n_stop] of 1 to 256 bytes, at most 16 */
+    size_t n_stop;
     const wire_text *tools; /* [n_tools], valid if has_tools; else the model's default */
     size_t n_tools;
     request_deliver deliver;
     bool has_seed, has_stop_tokens, has_tools;
     bool logprobs, model_logprobs; /* which log-probabilities to return */
+    bool entropy;                  /* return the entropies */
     bool kept;                     /* return the kept ids; 0 < top_k <= 1024 then */
     bool text;                     /* also decode the completions */
 } request_rollout;
@@ -102,8 +108,8 @@ typedef struct request_rollout {
 typedef struct request_score {
     const wire_ids *sequences; /* [n_sequences], 1..4096, each of at least one id */
     size_t n_sequences;
-    uint32_t top; /* 0..20 */
-    double temperature;
+    uint32_t top;       /* 0..20 */
+    double temperature; /* 0.001..100 */
 } request_score;
 
 typedef struct request_arena request_arena; /* the blocks that a request owns */

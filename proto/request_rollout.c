@@ -18,7 +18,7 @@ static const request_field prompt_fields[] = {
     REQUEST_DRAFT_FIELDS(prompt_draft, draft),
     {"id", request_read_text, PROMPT(id), REQUEST_NO_FLAG, 0, REQUEST_MAX_PROMPT_ID},
     {"seed", request_read_u64, PROMPT(seed), PROMPT(has_seed), 0, 0},
-    {"enough", request_read_unbuilt, 0, REQUEST_NO_FLAG, 0, 0},
+    {"enough", request_read_u32, PROMPT(enough), REQUEST_NO_FLAG, 1, REQUEST_MAX_PROMPTS},
     {"sample", request_read_u32, PROMPT(sample), PROMPT(has_sample), 0, UINT32_MAX},
     {"prefix", request_read_ids, PROMPT(prefix), PROMPT(has_prefix), 0, 0},
 };
@@ -57,21 +57,33 @@ static bool read_prompts(request_reader *r, const request_place *place, const ms
 
 /* ---- The other keys that are no plain values. */
 
+/* An array of at most `max` texts, each as `element` bounds it. */
+static bool read_texts(request_reader *r, const request_place *place, const msgpack_object *value, size_t max,
+                       const request_field *element, const wire_text **out, size_t *n) {
+    if (!request_read_array(r, place, value, 0, max)) return false;
+    wire_text *texts = request_read_take(r, value->via.array.size, sizeof *texts);
+    if (!texts) return false;
+    *out = texts;
+    *n = value->via.array.size;
+    for (size_t i = 0; i < *n; i++) {
+        request_place here = request_place_index(place, i);
+        if (!request_read_text(r, &here, &value->via.array.ptr[i], element, &texts[i])) return false;
+    }
+    return true;
+}
+
 static bool read_tools(request_reader *r, const request_place *place, const msgpack_object *value,
                        const request_field *field, void *out) {
     (void)field;
     const request_field any = {.max = -1};
     request_rollout *q = out;
-    if (!request_read_array(r, place, value, 0, SIZE_MAX)) return false;
-    q->n_tools = value->via.array.size;
-    wire_text *tools = request_read_take(r, q->n_tools, sizeof *tools);
-    if (!tools) return false;
-    q->tools = tools;
-    for (size_t i = 0; i < q->n_tools; i++) {
-        request_place here = request_place_index(place, i);
-        if (!request_read_text(r, &here, &value->via.array.ptr[i], &any, &tools[i])) return false;
-    }
-    return true;
+    return read_texts(r, place, value, SIZE_MAX, &any, &q->tools, &q->n_tools);
+}
+
+static bool read_stop(request_reader *r, const request_place *place, const msgpack_object *value,
+                      const request_field *field, void *out) {
+    request_rollout *q = out;
+    return read_texts(r, place, value, REQUEST_MAX_STOP, field, &q->stop, &q->n_stop);
 }
 
 static bool read_logprobs(request_reader *r, const request_place *place, const msgpack_object *value,
@@ -102,14 +114,6 @@ static bool read_deliver(request_reader *r, const request_place *place, const ms
     return way >= 0;
 }
 
-/* Only its default is built. */
-static bool read_entropy(request_reader *r, const request_place *place, const msgpack_object *value,
-                         const request_field *field, void *out) {
-    bool wanted;
-    if (!request_read_bool(r, place, value, field, &wanted)) return false;
-    return !wanted || request_read_unbuilt(r, place, value, field, out);
-}
-
 #define ROLLOUT(member) offsetof(request_rollout, member)
 
 static const request_field rollout_fields[] = {
@@ -124,10 +128,10 @@ static const request_field rollout_fields[] = {
     {"top_p", request_read_real, ROLLOUT(top_p), REQUEST_NO_FLAG, 0, 1},
     {"min_p", request_read_real, ROLLOUT(min_p), REQUEST_NO_FLAG, 0, 1},
     {"stop_tokens", request_read_ids, ROLLOUT(stop_tokens), ROLLOUT(has_stop_tokens), 0, 0},
-    {"stop", request_read_unbuilt, 0, REQUEST_NO_FLAG, 0, 0},
+    {"stop", read_stop, 0, REQUEST_NO_FLAG, 1, REQUEST_MAX_STOP_BYTES},
     {"tools", read_tools, 0, ROLLOUT(has_tools), 0, 0},
     {"logprobs", read_logprobs, 0, REQUEST_NO_FLAG, 0, 0},
-    {"entropy", read_entropy, 0, REQUEST_NO_FLAG, 0, 0},
+    {"entropy", request_read_bool, ROLLOUT(entropy), REQUEST_NO_FLAG, 0, 0},
     {"kept", request_read_bool, ROLLOUT(kept), REQUEST_NO_FLAG, 0, 0},
     {"text", request_read_bool, ROLLOUT(text), REQUEST_NO_FLAG, 0, 0},
     {"deliver", read_deliver, ROLLOUT(deliver), REQUEST_NO_FLAG, 0, 0},
@@ -221,13 +225,13 @@ static bool same_input(const request_input *a, const request_input *b) {
 static bool same_prompt(const request_prompt *a, const request_prompt *b) {
     return same_input(&a->input, &b->input) && same_text(a->id, b->id) && a->has_seed == b->has_seed &&
            a->seed == b->seed && a->has_sample == b->has_sample && a->sample == b->sample &&
-           a->has_prefix == b->has_prefix && same_ids(a->prefix, b->prefix);
+           a->enough == b->enough && a->has_prefix == b->has_prefix && same_ids(a->prefix, b->prefix);
 }
 
-static bool same_tools(const request_rollout *a, const request_rollout *b) {
-    if (a->has_tools != b->has_tools || a->n_tools != b->n_tools) return false;
-    for (size_t i = 0; i < a->n_tools; i++) {
-        if (!same_text(a->tools[i], b->tools[i])) return false;
+static bool same_texts(const wire_text *a, size_t n_a, const wire_text *b, size_t n_b) {
+    if (n_a != n_b) return false;
+    for (size_t i = 0; i < n_a; i++) {
+        if (!same_text(a[i], b[i])) return false;
     }
     return true;
 }
@@ -237,9 +241,10 @@ bool request_rollout_equal(const request_rollout *a, const request_rollout *b) {
         a->max_tokens != b->max_tokens || a->min_tokens != b->min_tokens ||
         a->temperature != b->temperature || a->top_k != b->top_k || a->top_p != b->top_p ||
         a->min_p != b->min_p || a->has_stop_tokens != b->has_stop_tokens ||
-        !same_ids(a->stop_tokens, b->stop_tokens) || !same_tools(a, b) || a->deliver != b->deliver ||
-        a->logprobs != b->logprobs || a->model_logprobs != b->model_logprobs || a->kept != b->kept ||
-        a->text != b->text)
+        !same_ids(a->stop_tokens, b->stop_tokens) || !same_texts(a->stop, a->n_stop, b->stop, b->n_stop) ||
+        a->has_tools != b->has_tools || !same_texts(a->tools, a->n_tools, b->tools, b->n_tools) ||
+        a->deliver != b->deliver || a->logprobs != b->logprobs || a->model_logprobs != b->model_logprobs ||
+        a->entropy != b->entropy || a->kept != b->kept || a->text != b->text)
         return false;
     for (size_t i = 0; i < a->n_prompts; i++) {
         if (!same_prompt(&a->prompts[i], &b->prompts[i])) return false;

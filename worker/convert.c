@@ -92,9 +92,8 @@ static cop_status encode_messages(token_list *out, const request_input *input, c
 }
 
 static cop_status encode_text(token_list *out, wire_text text, const tokenizer *t, bool bos, cop_error *err) {
-    cop_status status = COP_OK;
-    if (bos) status = token_list_push(out, tokenizer_special(t, TOKEN_BOS), err);
-    return status == COP_OK ? tokenizer_encode(t, text.bytes, text.n, out, err) : status;
+    return bos ? tokenizer_encode_prompt(t, text.bytes, text.n, out, err)
+               : tokenizer_encode(t, text.bytes, text.n, out, err);
 }
 
 cop_status convert_input(token_list *out, const request_input *input, const tokenizer *t, int vocab, bool bos,
@@ -112,9 +111,6 @@ cop_status convert_input(token_list *out, const request_input *input, const toke
     if (!t)
         return at_key(err, cop_fail(err, COP_EUNSUPPORTED, "the model has no tokenizer: send token ids"), key,
                       part);
-    if (text && bos && tokenizer_special(t, TOKEN_BOS) < 0)
-        return at_key(err, cop_fail(err, COP_EUNSUPPORTED, "the tokenizer has no <|bos|>: send token ids"),
-                      key, part);
     return at_key(
         err, text ? encode_text(out, input->text, t, bos, err) : encode_messages(out, input, t, cut, err),
         key, part);
@@ -141,7 +137,8 @@ static cop_status convert_prompt(converted_rollout *c, size_t i, const request_p
                                      .has_sample = p->has_sample,
                                      .sample = p->sample,
                                      .prefix = c->prefixes[i],
-                                     .n_prefix = p->has_prefix ? p->prefix.n : 0};
+                                     .n_prefix = p->has_prefix ? p->prefix.n : 0,
+                                     .enough = p->enough};
     return COP_OK;
 }
 
@@ -162,6 +159,9 @@ static cop_status convert_tools(bool *calculator, const request_rollout *r, cons
     return COP_OK;
 }
 
+_Static_assert(REQUEST_MAX_STOP == STOP_MAX_STRINGS && REQUEST_MAX_STOP_BYTES == STOP_MAX_BYTES,
+               "the wire and the engine take the same stop strings");
+
 static int clamp_int(uint32_t v) { return v > INT32_MAX ? INT32_MAX : (int)v; }
 
 static cop_status convert_sampling(converted_rollout *c, const request_rollout *r, const engine *e,
@@ -176,6 +176,7 @@ static cop_status convert_sampling(converted_rollout *c, const request_rollout *
                             .has_stop_tokens = r->has_stop_tokens,
                             .logprobs = r->logprobs,
                             .model_logprobs = r->model_logprobs,
+                            .entropy = r->entropy,
                             .kept = r->kept};
     if (r->has_stop_tokens) {
         cop_status status =
@@ -184,6 +185,9 @@ static cop_status convert_sampling(converted_rollout *c, const request_rollout *
         s->stop_tokens = c->stop_tokens;
         s->n_stop_tokens = (int)r->stop_tokens.n;
     }
+    for (size_t i = 0; i < r->n_stop; i++) c->stop_strings[i] = (stop_string){r->stop[i].bytes, r->stop[i].n};
+    s->stop_strings = c->stop_strings;
+    s->n_stop_strings = (int)r->n_stop;
     return convert_tools(&s->calculator, r, e, err);
 }
 

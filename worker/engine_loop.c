@@ -100,11 +100,13 @@ static void sample_free(reply_sample *s) {
     mem_free((void *)s->mask);
     mem_free((void *)s->logprobs);
     mem_free((void *)s->model_logprobs);
+    mem_free((void *)s->entropy);
     mem_free((void *)s->kept_ids.ids);
     mem_free((void *)s->kept_offsets);
     mem_free((void *)s->tool_calls);
     mem_free((void *)s->weights);
     mem_free((void *)s->text.bytes);
+    mem_free((void *)s->stop_string.bytes);
     *s = (reply_sample){0};
 }
 
@@ -165,6 +167,7 @@ static bool own_sample(flight *f, const sample_result *s, reply_sample *out) {
                           .n_tokens = n,
                           .has_logprobs = r->logprobs,
                           .has_model_logprobs = r->model_logprobs,
+                          .has_entropy = r->entropy,
                           .has_kept = r->kept,
                           .finish = s->finish == FINISH_STOP     ? REPLY_STOP
                                     : s->finish == FINISH_LENGTH ? REPLY_LENGTH
@@ -177,6 +180,10 @@ static bool own_sample(flight *f, const sample_result *s, reply_sample *out) {
     out->mask = copy(s->mask, n, 1, &ok);
     if (r->logprobs) out->logprobs = copy(s->logprobs, n, sizeof(float), &ok);
     if (r->model_logprobs) out->model_logprobs = copy(s->model_logprobs, n, sizeof(float), &ok);
+    if (r->entropy) out->entropy = copy(s->entropy, n, sizeof(float), &ok);
+    if (s->stop_string.bytes)
+        out->stop_string =
+            (wire_text){copy(s->stop_string.bytes, s->stop_string.n, 1, &ok), s->stop_string.n};
     if (r->kept) {
         out->kept_offsets = copy(s->kept_offsets, n + 1, sizeof(uint32_t), &ok);
         out->kept_ids =
@@ -422,11 +429,6 @@ static void start_rollout(engine_loop *l, parcel *p) {
 static cop_status submit_score(flight *f, cop_error *err) {
     engine_loop *l = f->loop;
     const request_score *r = &f->request->score;
-    if (r->temperature <= 0) {
-        cop_fail(err, COP_EINVAL, "cannot score at temperature 0: it is 0.001 to 100");
-        snprintf(err->key, sizeof err->key, "temperature");
-        return COP_EINVAL;
-    }
     int32_t **sequences = mem_zalloc(r->n_sequences, sizeof *sequences);
     size_t *lengths = mem_alloc(r->n_sequences, sizeof *lengths);
     f->scores = mem_zalloc(r->n_sequences, sizeof *f->scores);

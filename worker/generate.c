@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/utf8.h"
 #include "worker/commands.h"
 #include "worker/convert.h"
 #include "worker/json_ids.h"
@@ -37,6 +38,7 @@ typedef struct generator {
     rollout_sampling sampling;
     int64_t n;
     uint64_t seed;
+    stop_string stops[OPTION_LIST_MAX]; /* what sampling points to */
     bool text;
     int n_in_flight;
     bool failed; /* a line ended in an error, or the output could not be written */
@@ -106,12 +108,15 @@ static json_t *sample_object(const line_job *j, const sample_result *s) {
     json_object_set_new(o, "mask", mask_of(s));
     if (s->logprobs) json_object_set_new(o, "logprobs", json_of_reals(s->logprobs, n));
     if (s->model_logprobs) json_object_set_new(o, "model_logprobs", json_of_reals(s->model_logprobs, n));
+    if (s->entropy) json_object_set_new(o, "entropy", json_of_reals(s->entropy, n));
     if (s->kept_offsets) {
         json_object_set_new(o, "kept_ids", json_of_ids(s->kept_ids, s->kept_offsets[n]));
         json_object_set_new(o, "kept_offsets", kept_of(s));
     }
     json_object_set_new(o, "finish", json_string(s->finish == FINISH_STOP ? "stop" : "length"));
     if (s->stop >= 0) json_object_set_new(o, "stop", json_integer(s->stop));
+    if (s->stop_string.bytes)
+        json_object_set_new(o, "stop", json_stringn(s->stop_string.bytes, s->stop_string.n));
     json_object_set_new(o, "tool_calls", calls_of(s));
     json_t *run = n > 0 ? json_pack("[[i, i, s]]", 0, 0, engine_digest(j->g->model->engine)) : json_array();
     json_object_set_new(o, "weights", run);
@@ -155,10 +160,7 @@ static cop_status read_prompt(line_job *j, const json_t *line, cop_error *err) {
     if (!t) return cop_fail(err, COP_EUNSUPPORTED, "the model has no tokenizer: give tokens");
     if (text) {
         if (!json_is_string(text)) return jsonl_refuse(err, "text", "it is not a string");
-        cop_status status = token_list_push(&j->tokens, tokenizer_special(t, TOKEN_BOS), err);
-        return status == COP_OK
-                   ? tokenizer_encode(t, json_string_value(text), json_string_length(text), &j->tokens, err)
-                   : status;
+        return tokenizer_encode_prompt(t, json_string_value(text), json_string_length(text), &j->tokens, err);
     }
     message_list list;
     cop_status status = messages_read(&list, messages, err);
@@ -233,7 +235,8 @@ typedef struct choices {
     int64_t n, max_tokens, min_tokens, top_k;
     double temperature, top_p, min_p;
     uint64_t seed;
-    bool has_seed, has_stop_tokens, no_tools, kept, text;
+    option_list stop;
+    bool has_seed, has_stop_tokens, no_tools, entropy, kept, text;
 } choices;
 
 static int usage_error(const char *message) {
@@ -269,6 +272,18 @@ static bool parse_logprobs(const char *list, rollout_sampling *s) {
     return true;
 }
 
+/* The strings must be UTF-8, since they come back as JSON. */
+static bool read_stops(generator *g, const option_list *list) {
+    for (int i = 0; i < list->n; i++) {
+        size_t n = strlen(list->items[i]);
+        if (n < 1 || n > STOP_MAX_BYTES || utf8_valid_prefix(list->items[i], n) != n) return false;
+        g->stops[i] = (stop_string){list->items[i], n};
+    }
+    g->sampling.stop_strings = g->stops;
+    g->sampling.n_stop_strings = list->n;
+    return true;
+}
+
 /* -1, or the exit status of a usage error. */
 static int read_choices(generator *g, const choices *c, token_list *stops) {
     rollout_sampling *s = &g->sampling;
@@ -278,6 +293,7 @@ static int read_choices(generator *g, const choices *c, token_list *stops) {
                             .top_k = (int)c->top_k,
                             .top_p = c->top_p,
                             .min_p = c->min_p,
+                            .entropy = c->entropy,
                             .kept = c->kept,
                             .has_stop_tokens = c->has_stop_tokens};
     if (!c->input) return usage_error("no input given: use -i FILE, or -i - for stdin");
@@ -290,6 +306,7 @@ static int read_choices(generator *g, const choices *c, token_list *stops) {
     if (!parse_logprobs(c->logprobs, s)) return usage_error("--logprobs is a list of sampling and model");
     if (c->has_stop_tokens && !parse_ids(c->stop_tokens, stops))
         return usage_error("--stop-tokens is a list of ids such as 1015,1019");
+    if (!read_stops(g, &c->stop)) return usage_error("--stop is a string of 1 to 256 bytes of UTF-8");
     s->stop_tokens = stops->ids;
     s->n_stop_tokens = (int)stops->n;
     g->n = c->n;
@@ -316,6 +333,9 @@ static int generate(generator *g, const choices *c, const model_options *m) {
     } else if (g->text && !model.tokenizer) {
         usage_error("--text needs a tokenizer");
         open_model_free(&model);
+    } else if (c->stop.n > 0 && !model.tokenizer) {
+        usage_error("--stop needs a tokenizer");
+        open_model_free(&model);
     } else {
         g->model = &model;
         g->sampling.calculator = !c->no_tools && engine_has_calculator(model.engine);
@@ -332,7 +352,7 @@ static int generate(generator *g, const choices *c, const model_options *m) {
 static int run(int argc, char **argv) {
     model_options m = model_options_defaults();
     choices c = {.logprobs = "sampling", .n = 1, .max_tokens = 256, .temperature = 1.0, .top_p = 1.0};
-    option_spec rows[MODEL_OPTION_ROWS + 16] = {
+    option_spec rows[MODEL_OPTION_ROWS + 17] = {
         {.name = "input",
          .letter = 'i',
          .kind = OPTION_STRING,
@@ -370,7 +390,7 @@ static int run(int argc, char **argv) {
          .kind = OPTION_INT,
          .value = &c.min_tokens,
          .arg = "N",
-         .help = "no stop token is drawn before",
+         .help = "no stop token is drawn before, no --stop ends a sample",
          .max = INT32_MAX},
         {.name = "temperature",
          .kind = OPTION_REAL,
@@ -402,19 +422,28 @@ static int run(int argc, char **argv) {
          .arg = "IDS",
          .help = "such as 1015,1019; default: the model's",
          .given = &c.has_stop_tokens},
+        {.name = "stop",
+         .kind = OPTION_LIST,
+         .value = &c.stop,
+         .arg = "TEXT",
+         .help = "end a sample with the token that completes TEXT; may be given up to 16 times"},
         {.name = "no-tools", .kind = OPTION_FLAG, .value = &c.no_tools, .help = "do not run the calculator"},
         {.name = "logprobs",
          .kind = OPTION_STRING,
          .value = &c.logprobs,
          .arg = "LIST",
          .help = "of sampling, model"},
+        {.name = "entropy",
+         .kind = OPTION_FLAG,
+         .value = &c.entropy,
+         .help = "also tell the entropy of what each token was drawn from"},
         {.name = "kept",
          .kind = OPTION_FLAG,
          .value = &c.kept,
          .help = "also tell the ids that survived truncation"},
         {.name = "text", .kind = OPTION_FLAG, .value = &c.text, .help = "also decode the samples"},
     };
-    int n_args, n_rows = 15 + model_option_rows(&m, true, rows + 15);
+    int n_args, n_rows = 17 + model_option_rows(&m, true, rows + 17);
     int status = options_parse(&command_generate, rows, n_rows, argc, argv, 0, &n_args);
     if (status >= 0) return status;
     token_list stops = {0};

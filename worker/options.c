@@ -92,7 +92,8 @@ static bool in_range(const option_spec *o, double v) { return !has_range(o) || (
 static void format_default(const option_spec *o, char *text, size_t size) {
     text[0] = '\0';
     switch (o->kind) {
-    case OPTION_FLAG: return;
+    case OPTION_FLAG:
+    case OPTION_LIST: return;
     case OPTION_STRING: {
         const char *s = *(const char **)o->value;
         if (s) snprintf(text, size, " (default: %s)", s);
@@ -156,6 +157,7 @@ static void format_expected(const option_spec *o, char *text, size_t size) {
     switch (o->kind) {
     case OPTION_FLAG: snprintf(text, size, "given without a value"); return;
     case OPTION_STRING: snprintf(text, size, "one of %s", o->arg); return;
+    case OPTION_LIST: snprintf(text, size, "given at most %d times", OPTION_LIST_MAX); return;
     case OPTION_U64:
         snprintf(text, size, "a whole number from 0 to %llu", (unsigned long long)UINT64_MAX);
         return;
@@ -229,6 +231,12 @@ static bool parse_bytes(const char *text, size_t *out) {
     return true;
 }
 
+static bool append(option_list *list, const char *text) {
+    if (list->n == OPTION_LIST_MAX) return false;
+    list->items[list->n++] = text;
+    return true;
+}
+
 static bool parse_value(const option_spec *o, const char *text) {
     const char *end;
     uint64_t v;
@@ -245,6 +253,7 @@ static bool parse_value(const option_spec *o, const char *text) {
         return true;
     case OPTION_REAL: return parse_real(o, text);
     case OPTION_BYTES: return parse_bytes(text, o->value);
+    case OPTION_LIST: return append(o->value, text);
     }
     return false;
 }

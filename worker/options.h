@@ -14,8 +14,17 @@ typedef enum option_kind {
     OPTION_INT,    /* int64_t within min..max */
     OPTION_U64,    /* uint64_t */
     OPTION_REAL,   /* double within min..max */
-    OPTION_BYTES   /* size_t: digits with an optional K, M, G (powers of 1024) */
+    OPTION_BYTES,  /* size_t: digits with an optional K, M, G (powers of 1024) */
+    OPTION_LIST    /* option_list: a string more each time the option is given */
 } option_kind;
+
+#define OPTION_LIST_MAX 16
+
+/* The strings of an OPTION_LIST, borrowed from argv. */
+typedef struct option_list {
+    const char *items[OPTION_LIST_MAX];
+    int n;
+} option_list;
 
 typedef struct option_spec {
     const char *name; /* without dashes */

@@ -119,6 +119,8 @@ typedef struct cpu_ops {
     bool (*block_max)(float *max, const float *x, int n);
     /* The sum over i of exp(fp32(x[i] * scale) - max), rule 7. */
     float (*exp_sum)(const float *x, int n, float scale, float max);
+    /* The sum over i of e^y * y, y = fp32(x[i] * scale) - max, rule 7: what the entropy takes. */
+    float (*entropy_sum)(const float *x, int n, float scale, float max);
     /* The same sum with each term cut to a multiple of 1 / CPU_FIXED_ONE, in that unit.  No term exceeds 1.
      */
     uint64_t (*fixed_sum)(const float *x, int n, float scale, float max);
@@ -142,7 +144,6 @@ typedef struct cpu_scratch {
     float *weights;          /* [vocab] of the candidates */
     void *packed;            /* what cpu_gemm.packed points to, for matrices of up to packed_chunks */
     float *attention; /* [CPU_GANG][2][K_MAX_HEAD_DIM] outputs of a gang's queries, untouched until used */
-    bool failed;      /* k_score met a NaN in this thread's part */
 } cpu_scratch;
 
 struct k_ctx {

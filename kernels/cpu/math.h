@@ -86,6 +86,9 @@ static inline float cop_log(float x) {
     return fmaf(k, COP_LN2_HIGH, f + y);
 }
 
+/* y e^y, given e^y: a term of the entropy.  +0 where e^y is 0, even if y is -inf. */
+static inline float cop_entropy_term(float exp_y, float y) { return exp_y > 0.0f ? exp_y * y : 0.0f; }
+
 static inline float cop_sigmoid(float x) { return 1.0f / (1.0f + cop_exp(cop_negate(x))); }
 
 /* tanh x: an odd polynomial below 0.625, beyond it 1 - 2 / (e^2|x| + 1) with the sign of x.  tanh(-0) is

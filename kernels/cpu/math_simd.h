@@ -51,6 +51,10 @@ static inline vf v_log(vf x) {
     return v_fma(k, v_set(COP_LN2_HIGH), v_add(f, y));
 }
 
+static inline vf v_entropy_term(vf exp_y, vf y) {
+    return v_select(vm_greater(exp_y, v_zero()), v_mul(exp_y, y), v_zero());
+}
+
 static inline vf v_sigmoid(vf x) { return v_div(v_set(1.0f), v_add(v_set(1.0f), v_exp(v_negate(x)))); }
 
 static inline vf v_tanh(vf x) {

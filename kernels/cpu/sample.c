@@ -22,6 +22,9 @@ static float log_probability(float value, float max, float sum) {
     return (value - max) - cop_log(sum) + 0.0f;
 }
 
+/* -sum p ln p, where p = e^y / sum and `terms` is the sum of e^y y. */
+static float entropy_of(float terms, float sum) { return cop_log(sum) - terms / sum; }
+
 typedef struct job {
     k_ctx *k;
     const k_draw *draws;
@@ -73,19 +76,29 @@ static void mask_dropped(cpu_row *r, cpu_scratch *s, int n) {
     r->z = s->masked;
 }
 
-/* Rule 7 over kept ids alone. */
-static float sum_kept(const cpu_scratch *s, int n) {
+/* Rule 7 over kept ids alone: their terms [n], each in its id's tile and lane. */
+static float sum_kept(const cpu_scratch *s, const float *terms, int n) {
     float sum = 0.0f;
     for (int i = 0; i < n;) {
         int32_t tile = order_id(s->order[i]) / CPU_SOFTMAX_TILE;
         float lanes[CPU_LANES] = {0};
         for (; i < n && order_id(s->order[i]) / CPU_SOFTMAX_TILE == tile; i++) {
             float *lane = &lanes[order_id(s->order[i]) % CPU_LANES];
-            *lane = *lane + s->weights[i];
+            *lane = *lane + terms[i];
         }
         sum = sum + cpu_lane_tree(lanes);
     }
     return sum;
+}
+
+/* The terms of the entropy of n kept ids, into s->spare. */
+static const float *entropy_kept(const k_draw *d, const cpu_row *r, float max, cpu_scratch *s, int n) {
+    float *terms = (float *)s->spare;
+    for (int i = 0; i < n; i++) {
+        float y = r->z[order_id(s->order[i])] * d->inv_temp - max;
+        terms[i] = cop_entropy_term(s->weights[i], y);
+    }
+    return terms;
 }
 
 /* The noise of n kept ids, into s->spare. */
@@ -133,7 +146,7 @@ static void draw_one(const job *j, const k_draw *d, k_drawn *out, cpu_scratch *s
     if (d->n_absent > 0 && !mask_absent(&r, ops, d, s)) return; /* nothing is left */
 
     float model_sum = d->want_model ? ops->exp_sum(whole.z, whole.n, 1.0f, whole.max) : 0.0f;
-    float max = r.max * d->inv_temp, sum = 1.0f;
+    float max = r.max * d->inv_temp, sum = 1.0f, terms = 0.0f;
     int n = whole.n;
     if (d->inv_temp == 0.0f) { /* all is on one id */
         out->token = first_best(&r);
@@ -141,16 +154,19 @@ static void draw_one(const job *j, const k_draw *d, k_drawn *out, cpu_scratch *s
         n = 1;
     } else if (truncates(d) && (n = truncate_row(j->k, d, &r, s)) <= r.n / SPARSE) {
         out->token = draw_kept(ops, d, &r, s, n);
-        sum = sum_kept(s, n);
+        sum = sum_kept(s, s->weights, n);
+        if (d->want_entropy) terms = sum_kept(s, entropy_kept(d, &r, max, s, n), n);
     } else {
         if (n < r.n) mask_dropped(&r, s, n);
         cpu_noise noise = {{d->key[0], d->key[1]}, d->index, d->sample, d->prompt_hash};
         bool as_model = d->want_model && r.z == whole.z && d->inv_temp == 1.0f; /* one sum serves both */
         out->token = ops->draw(r.z, r.n, d->inv_temp, &noise);
         sum = as_model ? model_sum : ops->exp_sum(r.z, r.n, d->inv_temp, max);
+        if (d->want_entropy) terms = ops->entropy_sum(r.z, r.n, d->inv_temp, max);
     }
     list_kept(d, out, s, n);
     out->logprob = log_probability(r.z[out->token] * d->inv_temp, max, sum);
+    out->entropy = d->want_entropy ? entropy_of(terms, sum) : 1.0f;
     out->model_logprob = d->want_model ? log_probability(r.z[out->token], whole.max, model_sum) : 1.0f;
 }
 
@@ -178,20 +194,20 @@ void k_sample(k_ctx *k, k_drawn *out, const k_draw *draws, int n, const float *l
 
 /* ---- Scores. */
 
-static bool score_one(const job *j, const k_target *t, float *logprob, cpu_scratch *s) {
+static void score_one(const job *j, const k_target *t, float *logprob, cpu_scratch *s) {
     cpu_row r;
-    if (!read_job_row(&r, j, t->row, t->inv_temp, s)) return false;
+    *logprob = NAN;
+    if (!read_job_row(&r, j, t->row, t->inv_temp, s)) return;
     float max = r.max * t->inv_temp;
     float sum = j->k->ops->exp_sum(r.z, r.n, t->inv_temp, max);
-    if (t->token >= 0) *logprob = log_probability(r.z[t->token] * t->inv_temp, max, sum);
-    if (t->top <= 0) return true;
+    *logprob = t->token >= 0 ? log_probability(r.z[t->token] * t->inv_temp, max, sum) : 1.0f;
+    if (t->top <= 0) return;
     truncate_best(&r, t->top, s);
     order_sort(s->order, s->spare, t->top);
     for (int i = 0; i < t->top; i++) {
         t->top_ids[i] = order_id(s->order[i]);
         t->top_logprobs[i] = log_probability(r.z[t->top_ids[i]] * t->inv_temp, max, sum);
     }
-    return true;
 }
 
 static void score_part(const void *p, int first, int end, int thread) {
@@ -199,21 +215,20 @@ static void score_part(const void *p, int first, int end, int thread) {
     for (int i = first; i < end; i++) {
         assert(j->targets[i].token < j->vocab && j->targets[i].top <= j->vocab &&
                j->targets[i].inv_temp > 0.0f);
-        if (!score_one(j, &j->targets[i], &j->logprobs[i], &j->k->scratch[thread]))
-            j->k->scratch[thread].failed = true;
+        score_one(j, &j->targets[i], &j->logprobs[i], &j->k->scratch[thread]);
     }
 }
 
 bool k_score(k_ctx *k, float *logprobs, const k_target *targets, int n, const float *logits, int vocab,
              int stride) {
     assert(vocab >= 1 && vocab <= stride);
+    for (int i = 0; i < n; i++) logprobs[i] = NAN;
     if (n <= 0) return true;
     if (!reserved(k, vocab)) return false;
-    for (int i = 0; i < k_threads(k); i++) k->scratch[i].failed = false;
     job j = {
         .k = k, .targets = targets, .logprobs = logprobs, .logits = logits, .vocab = vocab, .stride = stride};
     cpu_spread(k, score_part, &j, n, 16.0 * n * vocab);
     bool ok = true;
-    for (int i = 0; i < k_threads(k); i++) ok = ok && !k->scratch[i].failed;
+    for (int i = 0; i < n; i++) ok = ok && !isnan(logprobs[i]);
     return ok;
 }

@@ -17,6 +17,7 @@ void cpu_softcap_scalar(float *x, int n, float cap);
 bool cpu_max_scalar(float *max, const float *x, int n);
 bool cpu_block_max_scalar(float *max, const float *x, int n);
 float cpu_exp_sum_scalar(const float *x, int n, float scale, float max);
+float cpu_entropy_sum_scalar(const float *x, int n, float scale, float max);
 uint64_t cpu_fixed_sum_scalar(const float *x, int n, float scale, float max);
 int32_t cpu_draw_scalar(const float *x, int n, float scale, const cpu_noise *noise);
 void cpu_map_scalar(cpu_function f, uint32_t *words, size_t n);

@@ -88,6 +88,20 @@ float cpu_exp_sum_scalar(const float *x, int n, float scale, float max) {
     return sum;
 }
 
+float cpu_entropy_sum_scalar(const float *x, int n, float scale, float max) {
+    float sum = 0.0f;
+    for (int first = 0; first < n; first += CPU_SOFTMAX_TILE) {
+        int end = n - first < CPU_SOFTMAX_TILE ? n : first + CPU_SOFTMAX_TILE;
+        float lanes[CPU_LANES] = {0};
+        for (int i = first; i < end; i++) {
+            float y = x[i] * scale - max;
+            lanes[i % CPU_LANES] = lanes[i % CPU_LANES] + cop_entropy_term(cop_exp(y), y);
+        }
+        sum = sum + cpu_lane_tree(lanes);
+    }
+    return sum;
+}
+
 uint64_t cpu_fixed_sum_scalar(const float *x, int n, float scale, float max) {
     uint64_t sum = 0;
     for (int i = 0; i < n; i++) {
@@ -149,6 +163,7 @@ const cpu_ops cpu_ops_scalar = {
     .max = cpu_max_scalar,
     .block_max = cpu_block_max_scalar,
     .exp_sum = cpu_exp_sum_scalar,
+    .entropy_sum = cpu_entropy_sum_scalar,
     .fixed_sum = cpu_fixed_sum_scalar,
     .draw = cpu_draw_scalar,
     .map = cpu_map_scalar,

@@ -147,6 +147,28 @@ static float exp_sum(const float *x, int n, float factor, float greatest) {
     return sum;
 }
 
+static float entropy_sum(const float *x, int n, float factor, float greatest) {
+    float sum = 0.0f;
+    for (int first = 0; first < n; first += CPU_SOFTMAX_TILE) {
+        int end = n - first < CPU_SOFTMAX_TILE ? n : first + CPU_SOFTMAX_TILE, i = first;
+        vf part[V_PARTS];
+        for (int j = 0; j < V_PARTS; j++) part[j] = v_zero();
+        for (; i + CPU_LANES <= end; i += CPU_LANES)
+            for (int j = 0; j < V_PARTS; j++) {
+                vf y = v_sub(v_mul(v_load(x + i + V_LANES * j), v_set(factor)), v_set(greatest));
+                part[j] = v_add(part[j], v_entropy_term(v_exp(y), y));
+            }
+        float lanes[CPU_LANES];
+        for (int j = 0; j < V_PARTS; j++) v_store(lanes + V_LANES * j, part[j]);
+        for (; i < end; i++) {
+            float y = x[i] * factor - greatest;
+            lanes[i % CPU_LANES] = lanes[i % CPU_LANES] + cop_entropy_term(cop_exp(y), y);
+        }
+        sum = sum + cpu_lane_tree(lanes);
+    }
+    return sum;
+}
+
 /* A weight times 2^40 is taken apart into whole multiples of 2^24, at most 2^16, and the rest below 2^24.
  * Both are exact: a weight has 24 bits, and scaling by a power of two rounds nothing.  A lane adds up at most
  * 128 of each per tile, so neither sum leaves 32 bits. */
@@ -254,4 +276,5 @@ static void map(cpu_function f, uint32_t *words, size_t n) {
 #define VECTOR_OPS                                                                                           \
     .inverse_rms = inverse_rms, .scale = scale, .mix = mix, .sub_scaled = sub_scaled,                        \
     .add_scaled = add_scaled, .narrow = narrow, .rotate = rotate, .softcap = softcap, .max = max,            \
-    .block_max = block_max, .exp_sum = exp_sum, .fixed_sum = fixed_sum, .draw = draw, .map = map
+    .block_max = block_max, .exp_sum = exp_sum, .entropy_sum = entropy_sum, .fixed_sum = fixed_sum,          \
+    .draw = draw, .map = map

@@ -38,6 +38,21 @@ def test_generate_gives_the_bits_of_a_worker(client):
         assert s.get("input") == ({"note": 1} if s["prompt"] == 1 else None)
 
 
+def test_generate_knows_stop_strings_and_entropy(client):
+    rc, out, _ = generate("-n", "2", "--seed", "7", "--stop", "<|output_start|>", "--stop=is", "--entropy", "--max-tokens", "30",
+                          lines=[{"messages": QUESTION}, {"text": "Three"}])
+    assert rc == 0 and len(out) == 4
+    served = client.rollout([{"messages": QUESTION, "id": "0"}, {"text": "Three", "id": "1"}], n=2, seed=7, max_tokens=30,
+                            stop=["<|output_start|>", "is"], entropy=True)
+    by_place = {(s["prompt"], s["sample"]): s for s in served.samples}
+    for s in out:
+        other = by_place[s["prompt"], s["sample"]]
+        assert (s["finish"], s.get("stop")) == (other["finish"], other.get("stop"))
+        assert s["tokens"] == u32(other["tokens"]).tolist() and s["prompt_tokens"] == u32(other["prompt_tokens"]).tolist()
+        assert np.array(s["entropy"], np.float32).tobytes() == other["entropy"]
+    assert {"<|output_start|>"} <= {s.get("stop") for s in out}
+
+
 def test_generate_tells_bad_lines_and_goes_on():
     bad = ['nope', '{"text": "1", "tokens": [1]}', '{"tokens": [1024]}', "{}", '{"tokens": []}', '{"text": "1", "seed": -1}',
            '{"text": "1", "id": 7}', '{"text": 5}', '{"messages": []}']
@@ -52,6 +67,7 @@ def test_generate_refuses_what_is_not_built_and_what_makes_no_sense():
                           (("-i", "-", "-o", "-", "--kept"), "--top-k"), (("-i", "-", "-o", "-", "-n", "0"), "n"),
                           (("-i", "-", "-o", "-", "--temperature", "0.0001"), "temperature"),
                           (("-i", "-", "-o", "-", "--logprobs", "both"), "logprobs"),
+                          (("-i", "-", "-o", "-", "--stop", ""), "1 to 256"), (("-i", "-", "-o", "-", *["--stop", "x"] * 17), "16 times"),
                           (("-i", "-", "-o", "-", "--tempature", "1"), "--temperature")]:
         rc, out, err = run("generate", *options)
         assert rc == 2 and out == [] and word in err, (options, err)

@@ -45,7 +45,8 @@ typedef struct sample {
     sample_finish finish;
     int32_t *tokens;
     uint8_t *mask;
-    float *logprobs, *model_logprobs;
+    float *logprobs, *model_logprobs, *entropy;
+    char *stop_string; /* NUL-terminated; NULL: none */
     int32_t *kept_ids;
     uint32_t *kept_offsets;
     tool_call *calls;
@@ -80,6 +81,11 @@ static inline void on_sample(void *context, const sample_result *s) {
     to->mask = copy_of(s->mask, n);
     to->logprobs = copy_of(s->logprobs, n * 4);
     to->model_logprobs = copy_of(s->model_logprobs, n * 4);
+    to->entropy = copy_of(s->entropy, n * 4);
+    if (s->stop_string.bytes) {
+        to->stop_string = copy_of(s->stop_string.bytes, s->stop_string.n);
+        to->stop_string[s->stop_string.n] = '\0';
+    }
     to->calls = copy_of(s->tool_calls, (size_t)s->n_tool_calls * sizeof *to->calls);
     if (s->kept_offsets) {
         to->kept_offsets = copy_of(s->kept_offsets, (n + 1) * 4);
@@ -125,6 +131,7 @@ static inline void outcome_free(outcome *o, size_t n_prompts) {
     for (size_t i = 0; i < n_prompts * o->n; i++) {
         sample *s = &o->samples[i];
         free(s->tokens), free(s->mask), free(s->logprobs), free(s->model_logprobs), free(s->calls);
+        free(s->entropy), free(s->stop_string);
         free(s->kept_ids), free(s->kept_offsets);
     }
     free(o->samples);
@@ -146,6 +153,7 @@ static inline void assert_same_from(const sample *a, const sample *b, int skip, 
     assert_memory_equal(a->mask, b->mask + skip, n);
     assert_int_equal(a->finish, b->finish);
     assert_int_equal(a->stop, b->stop);
+    assert_string_equal(a->stop_string ? a->stop_string : "", b->stop_string ? b->stop_string : "");
 }
 #define assert_same(a, b, what) assert_same_from(a, b, 0, what)
 

@@ -35,6 +35,22 @@ static float plain_sum(const float *x, int n, float scale, float max) {
     return sum;
 }
 
+static float plain_entropy(const float *x, int n, float scale, float max, float sum) {
+    float total = 0.0f;
+    for (int tile = 0; tile < n; tile += 1024) {
+        float lanes[16] = {0};
+        for (int i = tile; i < n && i < tile + 1024; i++) {
+            float y = x[i] * scale - max;
+            float term = y < -87.0f ? 0.0f : cop_exp(y) * y;
+            lanes[i % 16] = lanes[i % 16] + term;
+        }
+        for (int s = 8; s > 0; s /= 2)
+            for (int i = 0; i < s; i++) lanes[i] = lanes[i] + lanes[i + s];
+        total = total + lanes[0];
+    }
+    return cop_log(sum) - total / sum;
+}
+
 static uint64_t plain_weight(float scale, float max, int32_t id) {
     return (uint64_t)((double)cop_exp(masked[id] * scale - max) * 0x1p40);
 }
@@ -81,7 +97,7 @@ static int plain_draw(k_drawn *out, const float *z, int vocab, const k_draw *d) 
     for (int32_t i = 0; i < vocab; i++)
         if (masked[i] > -INFINITY) sorted[n++] = i;
     qsort(sorted, (size_t)n, sizeof *sorted, better_first);
-    *out = (k_drawn){.token = sorted[0], .model_logprob = 1.0f};
+    *out = (k_drawn){.token = sorted[0], .model_logprob = 1.0f, .entropy = d->want_entropy ? 0.0f : 1.0f};
     if (d->inv_temp == 0.0f) {
         n = 1;
     } else {
@@ -92,6 +108,7 @@ static int plain_draw(k_drawn *out, const float *z, int vocab, const k_draw *d) 
         out->token = plain_winner(d, vocab);
         float sum = plain_sum(masked, vocab, d->inv_temp, max);
         out->logprob = (z[out->token] * d->inv_temp - max) - cop_log(sum);
+        if (d->want_entropy) out->entropy = plain_entropy(masked, vocab, d->inv_temp, max, sum);
     }
     if (d->want_model)
         out->model_logprob = (z[out->token] - model_max) - cop_log(plain_sum(z, vocab, 1.0f, model_max));
@@ -143,7 +160,8 @@ static k_draw random_draw(uint64_t *seed, int vocab, int32_t *absent, int32_t *k
                 .prompt_hash = below(seed, 10),
                 .absent = absent,
                 .kept = below(seed, 4) ? kept : NULL,
-                .want_model = below(seed, 2)};
+                .want_model = below(seed, 2),
+                .want_entropy = below(seed, 2)};
     d.n_absent = below(seed, 3) ? 0 : (int)below(seed, MAX_ABSENT + 1);
     for (int i = 0; i < d.n_absent; i++) absent[i] = (int32_t)below(seed, (uint32_t)vocab);
     return d;
@@ -174,6 +192,7 @@ static void check_draw(k_ctx *const *k, const float *z, int vocab, const k_draw 
                      (int)want.token, want.n_kept);
         check_bits(&got.logprob, &want.logprob, 1, what);
         check_bits(&got.model_logprob, &want.model_logprob, 1, what);
+        check_bits(&got.entropy, &want.entropy, 1, what);
         if (memcmp(kept, sorted, (size_t)want.n_kept * sizeof *kept))
             fail_msg("%s, %s: other ids kept", what, isas[isa]);
     }

@@ -21,6 +21,7 @@ static const command a_command = {
 /* One option of each kind, and what a parse left behind. */
 typedef struct fixture {
     bool json, json_given;
+    option_list tags;
     const char *output, *mode;
     int64_t threads, step;
     uint64_t seed;
@@ -71,6 +72,7 @@ static void parse(fixture *f, ...) {
          .min = 0.5,
          .max = 100,
          .help = "c"},
+        {.name = "remember", .kind = OPTION_LIST, .value = &f->tags, .arg = "T", .help = "l"},
         {.name = "kv-memory", .kind = OPTION_BYTES, .value = &f->memory, .arg = "BYTES", .help = "memory"},
     };
     va_list args;
@@ -228,6 +230,18 @@ static void a_missing_value_is_told(void **state) {
     expect_refusal(&f, "coppice try: option \"--output\" needs a value: PATH\n");
 }
 
+static void a_list_grows_with_each_time(void **state) {
+    (void)state;
+    fixture f;
+    parse(&f, "--remember", "a", "x", "--remember=", "--remember", "--json", NULL);
+    assert_int_equal(f.status, -1);
+    assert_int_equal(f.tags.n, 3);
+    assert_string_equal(f.tags.items[0], "a");
+    assert_string_equal(f.tags.items[1], "");
+    assert_string_equal(f.tags.items[2], "--json");
+    assert_int_equal(f.n_args, 1);
+}
+
 static void byte_sizes_have_units(void **state) {
     (void)state;
     fixture f;
@@ -254,6 +268,7 @@ static void help_shows_everything_on_stdout(void **state) {
         "  --step N                  s\n", /* a default outside the range is not shown */
         "  --softcap X               c\n",
         "  --seed N                  of the noise (default: 0)\n",
+        "  --remember T              l\n"
         "  --kv-memory BYTES         memory (default: 4K)\n",
         "  -h, --help                show this\n",
         "\nexample:\n  coppice try x\n",
@@ -364,6 +379,7 @@ int main(void) {
         cmocka_unit_test(a_long_wrong_name_is_cut),
         cmocka_unit_test(wrong_values_are_told_with_the_right_range),
         cmocka_unit_test(a_missing_value_is_told),
+        cmocka_unit_test(a_list_grows_with_each_time),
         cmocka_unit_test(byte_sizes_have_units),
         cmocka_unit_test(help_shows_everything_on_stdout),
         cmocka_unit_test(long_help_is_wrapped),

@@ -61,14 +61,15 @@ static json_t *prompt_json(const request_prompt *p) {
     json_object_set_new(o, "id", text_json(p->id));
     json_object_set_new(o, "seed", u64_json(p->has_seed, p->seed));
     json_object_set_new(o, "sample", u64_json(p->has_sample, p->sample));
+    json_object_set_new(o, "enough", u64_json(p->enough > 0, p->enough));
     json_object_set_new(o, "prefix", ids_json(p->has_prefix, p->prefix));
     return o;
 }
 
-static json_t *tools_json(const request_rollout *q) {
-    if (!q->has_tools) return json_null();
+static json_t *texts_json(bool given, const wire_text *texts, size_t n) {
+    if (!given) return json_null();
     json_t *a = json_array();
-    for (size_t i = 0; i < q->n_tools; i++) json_array_append_new(a, text_json(q->tools[i]));
+    for (size_t i = 0; i < n; i++) json_array_append_new(a, text_json(texts[i]));
     return a;
 }
 
@@ -88,8 +89,10 @@ static void put_rollout(json_t *o, const request_rollout *q) {
     json_object_set_new(o, "top_p", json_real(q->top_p));
     json_object_set_new(o, "min_p", json_real(q->min_p));
     json_object_set_new(o, "stop_tokens", ids_json(q->has_stop_tokens, q->stop_tokens));
-    json_object_set_new(o, "tools", tools_json(q));
+    json_object_set_new(o, "stop", texts_json(true, q->stop, q->n_stop));
+    json_object_set_new(o, "tools", texts_json(q->has_tools, q->tools, q->n_tools));
     json_object_set_new(o, "logprobs", logprobs);
+    json_object_set_new(o, "entropy", json_boolean(q->entropy));
     json_object_set_new(o, "kept", json_boolean(q->kept));
     json_object_set_new(o, "text", json_boolean(q->text));
     json_object_set_new(o, "deliver", json_string(ways[q->deliver]));
@@ -337,7 +340,8 @@ static void every_field_counts(void **state) {
     (void)state;
     request *plain = decode_hex(plain_hex);
     const request_rollout q = plain->rollout;
-    request_rollout other[17];
+    request_rollout other[20];
+    const wire_text x = wire_text_of("x"), y = wire_text_of("y");
     const size_t n = sizeof other / sizeof *other;
     for (size_t i = 0; i < n; i++) other[i] = q;
     assert_true(request_rollout_equal(&q, &other[0]));
@@ -353,16 +357,21 @@ static void every_field_counts(void **state) {
     other[i++].min_p = 0.5;
     other[i++].has_stop_tokens = true;
     other[i++].stop_tokens = (wire_ids){&(uint32_t){1}, 1};
+    other[i].stop = &x, other[i++].n_stop = 1;
+    other[i].stop = &y, other[i++].n_stop = 1;
     other[i++].has_tools = true;
     other[i++].deliver = REQUEST_DELIVER_PROMPT;
     other[i++].logprobs = false;
     other[i++].model_logprobs = true;
+    other[i++].entropy = true;
     other[i++].kept = true;
     other[i++].text = true;
     assert_int_equal(i, n);
     for (i = 0; i < n; i++) {
         if (request_rollout_equal(&q, &other[i]) || request_rollout_equal(&other[i], &q))
             fail_msg("change %zu is not seen", i);
+        for (size_t j = 0; j < i; j++)
+            if (request_rollout_equal(&other[i], &other[j])) fail_msg("%zu and %zu are one", i, j);
     }
     request_free(plain);
 }
@@ -371,7 +380,7 @@ static void every_field_of_a_prompt_counts(void **state) {
     (void)state;
     request *plain = decode_hex(plain_hex);
     const request_prompt p = plain->rollout.prompts[0];
-    request_prompt other[8];
+    request_prompt other[9];
     const size_t n = sizeof other / sizeof *other;
     for (size_t i = 0; i < n; i++) other[i] = p;
     size_t i = 0;
@@ -380,6 +389,7 @@ static void every_field_of_a_prompt_counts(void **state) {
     other[i++].seed = 1;
     other[i++].has_sample = true;
     other[i++].sample = 1;
+    other[i++].enough = 1;
     other[i++].has_prefix = true;
     other[i++].prefix = (wire_ids){&(uint32_t){1}, 1};
     other[i++].input.tokens = (wire_ids){&(uint32_t){6}, 1};

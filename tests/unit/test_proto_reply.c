@@ -91,17 +91,21 @@ static reply_sample sample_of(const json_t *o) {
                       .mask = mask_of(o),
                       .has_logprobs = has(o, "logprobs"),
                       .has_model_logprobs = has(o, "model_logprobs"),
+                      .has_entropy = has(o, "entropy"),
                       .has_kept = has(o, "kept_ids"),
                       .logprobs = floats_of(o, "logprobs"),
                       .model_logprobs = floats_of(o, "model_logprobs"),
+                      .entropy = floats_of(o, "entropy"),
                       .kept_ids = ids_of(o, "kept_ids"),
                       .kept_offsets = ids_of(o, "kept_offsets").ids,
                       .finish = !strcmp(finish, "stop")     ? REPLY_STOP
                                 : !strcmp(finish, "length") ? REPLY_LENGTH
                                                             : REPLY_CANCELLED,
-                      .has_stop = has(o, "stop"),
-                      .stop = (uint32_t)u64_of(o, "stop"),
+                      .has_stop = json_is_integer(json_object_get(o, "stop")),
+                      .stop_string =
+                          json_is_string(json_object_get(o, "stop")) ? text_of(o, "stop") : (wire_text){0},
                       .text = text_of(o, "text")};
+    if (s.has_stop) s.stop = (uint32_t)u64_of(o, "stop");
     read_runs(o, &s);
     return s;
 }

@@ -29,7 +29,8 @@ static int open_tokenizer(void **state) {
                         .stop_tokens = stops,
                         .n_stop_tokens = 2,
                         .logprobs = true,
-                        .model_logprobs = true};
+                        .model_logprobs = true,
+                        .entropy = true};
     assert_int_equal(rules.python_start, PS);
     assert_int_equal(rules.output_end, OE);
     return 0;
@@ -48,12 +49,19 @@ static row row_of(int limit) {
     return r;
 }
 
+static k_drawn drawn(int32_t token, int n_kept) {
+    return (k_drawn){
+        .token = token, .logprob = -0.5f, .model_logprob = -0.25f, .entropy = 0.75f, .n_kept = n_kept};
+}
+
 /* Draw the tokens, as long as the row takes any; returns how many it took. */
 static int draw(row *r, const int32_t *tokens, int n) {
     cop_error err;
     int i = 0;
-    for (; i < n && r->state == ROW_RUNNING; i++)
-        assert_int_equal(row_draw(r, tokens[i], -0.5f, -0.25f, 0, &err), COP_OK);
+    for (; i < n && r->state == ROW_RUNNING; i++) {
+        k_drawn d = drawn(tokens[i], 0);
+        assert_int_equal(row_draw(r, &d, &err), COP_OK);
+    }
     return i;
 }
 
@@ -66,6 +74,7 @@ static void expect(const row *r, const int32_t *tokens, const uint8_t *mask, int
         assert_int_equal(s.mask[i], mask[i]);
         assert_true(s.logprobs[i] == (mask[i] ? -0.5f : 1.0f));
         assert_true(s.model_logprobs[i] == (mask[i] ? -0.25f : 1.0f));
+        assert_true(s.entropy[i] == (mask[i] ? 0.75f : 1.0f));
     }
 }
 #define EXPECT(r, n, ...)                                                                                    \
@@ -243,6 +252,165 @@ static void a_prefix_that_contradicts_its_tools_is_refused(void **state) {
     row_free(&r, NULL);
 }
 
+/* ---- Stop strings. */
+
+typedef struct stopping {
+    row_rules rules;
+    stop_set *set;
+    row row;
+} stopping;
+
+static void stopping_open(stopping *s, const char *const strings[], size_t n, int min_tokens, int limit) {
+    cop_error err;
+    stop_string given[STOP_MAX_STRINGS];
+    for (size_t i = 0; i < n; i++) given[i] = (stop_string){strings[i], strlen(strings[i])};
+    assert_int_equal(stop_open(&s->set, given, n, &err), COP_OK);
+    s->rules = rules;
+    s->rules.stop_strings = s->set;
+    s->rules.min_tokens = min_tokens;
+    assert_int_equal(row_init(&s->row, &s->rules, prompt, 5, limit, &err), COP_OK);
+}
+
+static void stopping_close(stopping *s) {
+    row_free(&s->row, NULL);
+    stop_close(s->set);
+}
+
+/* The row ended with this string (NULL: it runs) after n tokens. */
+static void expect_stop(const stopping *s, const char *string, int n) {
+    sample_result r;
+    row_result(&s->row, &r);
+    assert_int_equal(r.n_tokens, n);
+    assert_int_equal(r.stop, -1);
+    assert_int_equal(s->row.state, string ? ROW_STOPPED : ROW_RUNNING);
+    assert_int_equal(r.finish, string ? FINISH_STOP : FINISH_CANCELLED);
+    assert_int_equal(r.stop_string.n, string ? strlen(string) : 0);
+    if (string) assert_memory_equal(r.stop_string.bytes, string, r.stop_string.n);
+}
+
+/* The ids of a text, to be drawn one by one. */
+static token_list ids_of(const char *text) {
+    token_list ids = {0};
+    cop_error err;
+    assert_int_equal(tokenizer_encode(tok, text, strlen(text), &ids, &err), COP_OK);
+    return ids;
+}
+
+static void a_stop_string_ends_the_sample_with_its_last_token(void **state) {
+    (void)state;
+    stopping s;
+    stopping_open(&s, (const char *const[]){"bc", "xyz"}, 2, 0, 20); /* across the borders of tokens */
+    assert_int_equal(draw(&s.row, (int32_t[]){'a', 'b', 'x', 'b', 'c', 'd'}, 6), 5);
+    expect_stop(&s, "bc", 5);
+    stopping_close(&s);
+
+    stopping_open(&s, (const char *const[]){"t|>ab", "zz"}, 2, 0, 20); /* special tokens are their text */
+    assert_int_equal(draw(&s.row, (int32_t[]){'a', PS, 'a', 'b', 'c'}, 5), 4);
+    expect_stop(&s, "t|>ab", 4);
+    stopping_close(&s);
+
+    stopping_open(&s, (const char *const[]){"<|bos|>H"}, 1, 0, 20); /* the prompt's bytes do not count */
+    draw(&s.row, (int32_t[]){'H', 'H'}, 2);
+    expect_stop(&s, NULL, 2);
+    stopping_close(&s);
+
+    stopping_open(&s, (const char *const[]){"b"}, 1, 0, 2); /* at the limit it is a stop */
+    draw(&s.row, (int32_t[]){'a', 'b'}, 2);
+    expect_stop(&s, "b", 2);
+    stopping_close(&s);
+
+    token_list ids = ids_of(" the"); /* one token: it may hold a string in its midst */
+    assert_int_equal(ids.n, 1);
+    stopping_open(&s, (const char *const[]){"the", "h", "th", "e"}, 4, 0, 20);
+    draw(&s.row, ids.ids, 1);
+    expect_stop(&s, "th", 1); /* the one that ends first, of those the longest */
+    stopping_close(&s);
+    token_list_free(&ids);
+}
+
+static void a_stop_token_comes_before_a_stop_string(void **state) {
+    (void)state;
+    stopping s;
+    stopping_open(&s, (const char *const[]){"<|assistant_end|>"}, 1, 0, 20);
+    draw(&s.row, (int32_t[]){'a', AE}, 2);
+    sample_result r;
+    row_result(&s.row, &r);
+    assert_int_equal(r.stop, AE);
+    assert_null(r.stop_string.bytes);
+    stopping_close(&s);
+}
+
+static void a_string_that_min_tokens_passes_over_does_not_end_the_sample_later(void **state) {
+    (void)state;
+    stopping s;
+    stopping_open(&s, (const char *const[]){"bb"}, 1, 3, 20);
+    draw(&s.row, (int32_t[]){'b', 'b', 'a', 'a', 'b'}, 5);
+    expect_stop(&s, NULL, 5);
+    draw(&s.row, (int32_t[]){'b'}, 1);
+    expect_stop(&s, "bb", 6);
+    stopping_close(&s);
+
+    stopping_open(&s, (const char *const[]){"bb"}, 1, 2, 20); /* begun below, completed above: it does */
+    draw(&s.row, (int32_t[]){'a', 'b', 'b'}, 3);
+    expect_stop(&s, "bb", 3);
+    stopping_close(&s);
+
+    stopping_open(&s, (const char *const[]){"bb"}, 1, 2, 20); /* within one that was passed over: it does */
+    draw(&s.row, (int32_t[]){'b', 'b', 'b'}, 3);
+    expect_stop(&s, "bb", 3);
+    stopping_close(&s);
+}
+
+static void a_stop_string_in_a_forced_span_drops_the_rest(void **state) {
+    (void)state;
+    stopping s;
+    stopping_open(&s, (const char *const[]){"<|output_start|>2"}, 1, 0, 20);
+    draw(&s.row, (int32_t[]){PS, '1', '+', '1', PE}, 5);
+    EXPECT(&s.row, 7, {PS, '1', '+', '1', PE, OS, '2'}, {1, 1, 1, 1, 1, 0, 0});
+    expect_stop(&s, "<|output_start|>2", 7);
+    assert_int_equal(s.row.n_calls, 1);
+    assert_int_equal(s.row.n_forced, 2);
+    stopping_close(&s);
+
+    stopping_open(&s, (const char *const[]){"1<|python_end"}, 1, 0,
+                  20); /* what closes a call: it is not run */
+    draw(&s.row, (int32_t[]){PS, '1', '+', '1', PE}, 5);
+    expect_stop(&s, "1<|python_end", 5);
+    assert_int_equal(s.row.n_calls, 0);
+    stopping_close(&s);
+}
+
+/* Every cut of a completion that a stop string ends, but the whole, continues to the same end. */
+static void a_prefix_stands_where_its_bytes_do(void **state) {
+    (void)state;
+    const int32_t whole[] = {'b', 'c', PS, '1', '+', '1', PE, OS, '2', OE, 'a', 'b', 'c'};
+    enum { N = sizeof whole / sizeof whole[0] };
+    for (size_t cut = 0; cut <= N; cut++) {
+        stopping s;
+        cop_error err;
+        stopping_open(&s, (const char *const[]){"bc"}, 1, 2, 20); /* the first "bc" is below min_tokens */
+        cop_status status = row_replay(&s.row, whole, cut, &err);
+        assert_int_equal(status, cut < N ? COP_OK : COP_EINVAL);
+        if (cut == N) assert_non_null(strstr(err.message, "completes a stop string"));
+        while (cut < N && s.row.state == ROW_RUNNING && row_index(&s.row) < N)
+            draw(&s.row, &whole[row_index(&s.row)], 1);
+        if (cut < N) expect_stop(&s, "bc", N - (int)cut);
+        stopping_close(&s);
+    }
+}
+
+static void a_cancelled_row_tells_what_it_has(void **state) {
+    (void)state;
+    row r = row_of(20);
+    draw(&r, (int32_t[]){'a', 'b'}, 2);
+    row_cancel(&r);
+    EXPECT(&r, 2, {'a', 'b'}, {1, 1});
+    sample_result s;
+    row_result(&r, &s);
+    assert_int_equal(s.finish, FINISH_CANCELLED);
+    row_free(&r, NULL);
+}
+
 static void kept_ids_follow_the_drawn_tokens(void **state) {
     (void)state;
     row_rules kept = rules;
@@ -253,7 +421,8 @@ static void kept_ids_follow_the_drawn_tokens(void **state) {
     const int32_t tokens[] = {PS, '1', PE, 'x'};
     for (int i = 0; i < 4; i++) {
         for (int j = 0; j <= i % 3; j++) row_kept_room(&r)[j] = 10 * i + j;
-        assert_int_equal(row_draw(&r, tokens[i], -0.5f, -0.25f, i % 3 + 1, &err), COP_OK);
+        k_drawn d = drawn(tokens[i], i % 3 + 1);
+        assert_int_equal(row_draw(&r, &d, &err), COP_OK);
     }
     sample_result s;
     row_result(&r, &s); /* PS '1' PE OS '1' OE 'x' */
@@ -274,7 +443,10 @@ static void every_failing_allocation_is_told(void **state) {
         mem_fail_after(n);
         cop_status status = row_init(&r, &rules, prompt, 5, 20, &err);
         const int32_t tokens[] = {PS, '6', '*', '7', PE};
-        for (int i = 0; i < 5 && status == COP_OK; i++) status = row_draw(&r, tokens[i], 0, 0, 0, &err);
+        for (int i = 0; i < 5 && status == COP_OK; i++) {
+            k_drawn d = drawn(tokens[i], 0);
+            status = row_draw(&r, &d, &err);
+        }
         bool fired = mem_fail_stop();
         if (r.seq.pages) row_free(&r, NULL);
         assert_int_equal(mem_live(), live);
@@ -295,6 +467,12 @@ int main(void) {
         cmocka_unit_test(without_tools_a_call_is_text),
         cmocka_unit_test(every_cut_of_a_completion_replays_to_the_same_state),
         cmocka_unit_test(a_prefix_that_contradicts_its_tools_is_refused),
+        cmocka_unit_test(a_stop_string_ends_the_sample_with_its_last_token),
+        cmocka_unit_test(a_stop_token_comes_before_a_stop_string),
+        cmocka_unit_test(a_string_that_min_tokens_passes_over_does_not_end_the_sample_later),
+        cmocka_unit_test(a_stop_string_in_a_forced_span_drops_the_rest),
+        cmocka_unit_test(a_prefix_stands_where_its_bytes_do),
+        cmocka_unit_test(a_cancelled_row_tells_what_it_has),
         cmocka_unit_test(kept_ids_follow_the_drawn_tokens),
         cmocka_unit_test(every_failing_allocation_is_told),
     };

@@ -119,6 +119,8 @@ static void probabilities(double *p, const float *z, const k_draw *d) {
 static void check_distribution(k_ctx *k, const float *z, k_draw d, const char *what) {
     double p[CHI_VOCAB];
     probabilities(p, z, &d);
+    double entropy = 0;
+    for (int i = 0; i < CHI_VOCAB; i++) entropy -= p[i] > 0 ? p[i] * log(p[i]) : 0;
     long counts[CHI_VOCAB] = {0};
     for (int i = 0; i < CHI_DRAWS; i += CHI_BATCH) {
         k_draw draws[CHI_BATCH];
@@ -126,12 +128,14 @@ static void check_distribution(k_ctx *k, const float *z, k_draw d, const char *w
         for (int j = 0; j < CHI_BATCH; j++) {
             draws[j] = d;
             draws[j].key[0] = 4711;
+            draws[j].want_entropy = true;
             draws[j].sample = (uint32_t)(i + j);
         }
         k_sample(k, out, draws, CHI_BATCH, z, CHI_VOCAB, CHI_VOCAB);
         for (int j = 0; j < CHI_BATCH; j++) {
             counts[out[j].token]++;
             check_near(out[j].logprob, log(p[out[j].token]), 4e-6, what, (size_t)out[j].token);
+            check_near(out[j].entropy, entropy, 4e-6, what, (size_t)j);
         }
     }
     double chi = 0, degrees = -1;
@@ -258,9 +262,10 @@ static void temperature_0_takes_the_first_best(void **state) {
     (void)state;
     k_ctx *k = best(1);
     static const float z[] = {-5, -3, -3, -4};
-    k_draw d = {.inv_temp = 0.0f, .top_p = 0.5, .min_p = 0.5, .top_k = 3, .want_model = true};
+    k_draw d = {
+        .inv_temp = 0.0f, .top_p = 0.5, .min_p = 0.5, .top_k = 3, .want_model = true, .want_entropy = true};
     k_drawn out = KEPT(k, z, 4, d, 1);
-    assert_true(out.logprob == 0.0f && out.model_logprob < -0.5f);
+    assert_true(out.logprob == 0.0f && out.entropy == 0.0f && out.model_logprob < -0.5f);
     k_close(k);
 }
 
@@ -286,6 +291,37 @@ static void nan_is_told(void **state) {
             assert_false(k_score(k, &logprob, &t, 1, z, 37, 37));
         }
         assert_int_equal(k_sync(k, NULL), COP_OK);
+        k_close(k);
+    }
+}
+
+static void nan_fails_its_own_row_alone(void **state) {
+    (void)state;
+    enum { VOCAB = 300, ROWS = 5 };
+    for (int n_threads = 1; n_threads <= 3; n_threads += 2) {
+        k_ctx *k = best(n_threads);
+        float *z = random_floats(ROWS * VOCAB, 24, 5.0f), logprobs[2 * ROWS];
+        z[1 * VOCAB + 299] = NAN;
+        z[3 * VOCAB + 7] = INFINITY; /* leaves no distribution either */
+        k_target targets[2 * ROWS];
+        k_draw draws[ROWS];
+        k_drawn drawn[ROWS];
+        for (int i = 0; i < ROWS; i++) {
+            targets[2 * i] = (k_target){.row = i, .token = 5, .inv_temp = 1.0f};
+            targets[2 * i + 1] = (k_target){.row = i, .token = -1, .inv_temp = 1.0f};
+            draws[i] = plain;
+            draws[i].row = i;
+        }
+        assert_false(k_score(k, logprobs, targets, 2 * ROWS, z, VOCAB, VOCAB));
+        k_sample(k, drawn, draws, ROWS, z, VOCAB, VOCAB);
+        for (int i = 0; i < ROWS; i++) {
+            bool bad = i == 1 || i == 3;
+            assert_int_equal(isnan(logprobs[2 * i]), bad);
+            assert_int_equal(isnan(logprobs[2 * i + 1]), bad);
+            assert_true(bad || (logprobs[2 * i] < 0.0f && logprobs[2 * i + 1] == 1.0f));
+            assert_int_equal(drawn[i].token < 0, bad);
+        }
+        mem_free(z);
         k_close(k);
     }
 }
@@ -323,7 +359,7 @@ static void scores_match_the_draws(void **state) {
         t.token = -1;
         logprob = 7;
         assert_true(k_score(k, &logprob, &t, 1, z, VOCAB, STRIDE));
-        assert_true(logprob == 7);
+        assert_true(logprob == 1.0f);
     }
     mem_free(z);
     k_close(k);
@@ -349,7 +385,8 @@ static void draws_do_not_depend_on_anything_else(void **state) {
                             .min_p = i % 5 == 2 ? 0.02 : 0.0,
                             .top_k = i % 6 == 3 ? 50 : 0,
                             .key = {1, 2},
-                            .index = 7};
+                            .index = 7,
+                            .want_entropy = true};
         }
         k_drawn first[N];
         for (int i = 0; i < 5; i++) {
@@ -417,6 +454,7 @@ int main(void) {
         cmocka_unit_test(absent_ids_are_not_drawn),
         cmocka_unit_test(temperature_0_takes_the_first_best),
         cmocka_unit_test(nan_is_told),
+        cmocka_unit_test(nan_fails_its_own_row_alone),
         cmocka_unit_test(scores_match_the_draws),
         cmocka_unit_test(draws_do_not_depend_on_anything_else),
         cmocka_unit_test(order_is_total),

@@ -52,13 +52,14 @@ def good(name, message, type, **fields):
 
 
 def prompt(**fields):
-    return {"tokens": None, "text": None, "messages": None, "id": None, "seed": None, "sample": None, "prefix": None, **fields}
+    return {"tokens": None, "text": None, "messages": None, "id": None, "seed": None, "sample": None, "enough": None,
+            "prefix": None, **fields}
 
 
 def rollout(prompts, **fields):
     return {"prompts": prompts, "n": 1, "seed": None, "max_tokens": 256, "min_tokens": 0, "temperature": 1.0, "top_k": 0,
-            "top_p": 1.0, "min_p": 0.0, "stop_tokens": None, "tools": None, "logprobs": ["sampling"], "kept": False,
-            "text": False, "deliver": "sample", **fields}
+            "top_p": 1.0, "min_p": 0.0, "stop_tokens": None, "stop": [], "tools": None, "logprobs": ["sampling"],
+            "entropy": False, "kept": False, "text": False, "deliver": "sample", **fields}
 
 
 def ask(**fields):
@@ -88,8 +89,10 @@ good("status", {"type": "status", "id": "r"}, "status")
 good("cancel", {"type": "cancel", "id": "r", "target": "other"}, "cancel", target="other")
 good("score", {"type": "score", "id": "r", "sequences": [ids(1, 2), [3]]}, "score", sequences=[[1, 2], [3]], top=0,
      temperature=1.0)
-good("score with everything", {"type": "score", "id": "r", "sequences": [ids(7)], "top": 20, "temperature": 0}, "score",
-     sequences=[[7]], top=20, temperature=0.0)
+good("score with everything", {"type": "score", "id": "r", "sequences": [ids(7)], "top": 20, "temperature": 0.001}, "score",
+     sequences=[[7]], top=20, temperature=0.001)
+good("score with temperature 100", {"type": "score", "id": "r", "sequences": [ids(7)], "temperature": 100}, "score",
+     sequences=[[7]], top=0, temperature=100.0)
 good("tokenize text", {"type": "tokenize", "id": "r", "text": "héllo"}, "tokenize", tokens=None, text="héllo", messages=None)
 good("tokenize empty text", {"type": "tokenize", "id": "r", "text": ""}, "tokenize", tokens=None, text="", messages=None)
 good("tokenize messages", {"type": "tokenize", "id": "r", "messages": CHAT}, "tokenize", tokens=None, text=None, messages=CHAT)
@@ -107,14 +110,16 @@ good("rollout of a message without parts", ask(prompts=[{"messages": [{"role": "
      {"role": "user", "content": "x"}]}]), "rollout",
      **rollout([prompt(messages=[{"role": "assistant", "content": []}, {"role": "user", "content": "x"}])]))
 good("rollout with every key",
-     {"type": "rollout", "id": "r", "prompts": [{"tokens": ids(1, 2, 3), "id": "line 7", "seed": 2**64 - 1}], "n": 4,
+     {"type": "rollout", "id": "r", "prompts": [{"tokens": ids(1, 2, 3), "id": "line 7", "seed": 2**64 - 1, "enough": 3}], "n": 4,
       "seed": 2**53 + 1, "max_tokens": 32, "min_tokens": 32, "temperature": 0.5, "top_k": 1024, "top_p": 0.25, "min_p": 1,
-      "stop_tokens": ids(9), "tools": ["calculator"], "logprobs": ["model", "sampling"], "entropy": False, "kept": True,
+      "stop_tokens": ids(9), "stop": ["\n\n", "é"], "tools": ["calculator"], "logprobs": ["model", "sampling"],
+      "entropy": True, "kept": True,
       "text": True, "deliver": "request", "compress": False}, "rollout", compress=False,
-     **rollout([prompt(tokens=[1, 2, 3], id="line 7", seed="18446744073709551615")], n=4, seed="9007199254740993",
+     **rollout([prompt(tokens=[1, 2, 3], id="line 7", seed="18446744073709551615", enough=3)], n=4, seed="9007199254740993",
                max_tokens=32, min_tokens=32, temperature=0.5, top_k=1024, top_p=0.25, min_p=1.0, stop_tokens=[9],
-               tools=["calculator"], logprobs=["sampling", "model"], kept=True, text=True, deliver="request"))
-good("rollout with empty lists", ask(stop_tokens=[], tools=[], logprobs=[]), "rollout",
+               stop=["\n\n", "é"], tools=["calculator"], logprobs=["sampling", "model"], entropy=True, kept=True, text=True,
+               deliver="request"))
+good("rollout with empty lists", ask(stop_tokens=[], stop=[], tools=[], logprobs=[]), "rollout",
      **rollout(ONE, stop_tokens=[], tools=[], logprobs=[]))
 good("rollout of one sample index", ask1(sample=4294967295), "rollout", **rollout([prompt(tokens=[5], sample=4294967295)]))
 good("rollout that continues a prefix", ask1(sample=3, prefix=ids(8, 9)), "rollout",
@@ -123,6 +128,12 @@ good("rollout that continues an empty prefix", ask1(sample=0, prefix=[]), "rollo
      **rollout([prompt(tokens=[5], sample=0, prefix=[])]))
 good("rollout with a prefix as long as max_tokens", {**ask1(sample=0, prefix=ids(1, 2)), "max_tokens": 2}, "rollout",
      **rollout([prompt(tokens=[5], sample=0, prefix=[1, 2])], max_tokens=2))
+good("as many stop strings as may be, one as long as may be", ask(stop=["é" * 128] + ["x"] * 15), "rollout",
+     **rollout(ONE, stop=["é" * 128] + ["x"] * 15))
+good("a stop string that holds a NUL", ask(stop=["a\0"]), "rollout", **rollout(ONE, stop=["a\0"]))
+good("entropy", ask(entropy=True), "rollout", **rollout(ONE, entropy=True))
+good("enough 1", ask1(enough=1), "rollout", **rollout([prompt(tokens=[5], enough=1)]))
+good("enough 4096", ask1(enough=4096), "rollout", **rollout([prompt(tokens=[5], enough=4096)]))
 good("temperature 0", ask(temperature=0), "rollout", **rollout(ONE, temperature=0.0))
 good("temperature -0.0 is 0", ask(temperature=-0.0), "rollout", **rollout(ONE, temperature=0.0))
 good("temperature 100", ask(temperature=100), "rollout", **rollout(ONE, temperature=100.0))
@@ -247,10 +258,8 @@ bad("a typo in ping", {"type": "ping", "id": "r", "now": True}, "bad_request", "
 bad("a prompt's key at the top", ask(tokens=[1]), "bad_request", "tokens", "unknown key")
 bad("a key of 300 bytes", ask(**{"k" * 300: 1}), "bad_request", "k" * 64 + "...", "unknown key")
 bad("a key with a newline", ask(**{"a\nb": 1}), "bad_request", "a?b", "unknown key")
-for k, v in (("timeout", 1), ("stop", ["x"]), ("stop", []), ("min_weights", 1), ("weights_timeout", 1), ("model", "m"),
-             ("entropy", True)):
+for k, v in (("timeout", 1), ("min_weights", 1), ("weights_timeout", 1), ("model", "m")):
     bad(f"{k} {v} is not built", ask(**{k: v}), "unsupported", k, k)
-bad("enough is not built", ask1(enough=1), "unsupported", "prompts[0].enough", "enough")
 bad("a model to score is not built", {"type": "score", "id": "r", "sequences": [[1]], "model": "m"}, "unsupported", "model",
     "model")
 bad("entropy that is no bool", ask(entropy=1), "bad_request", "entropy", "bool")
@@ -284,6 +293,14 @@ for k in ("top_p", "min_p"):
 bad("top_k -1", ask(top_k=-1), "bad_request", "top_k", "0 or more")
 bad("stop_tokens that are a number", ask(stop_tokens=1), "bad_request", "stop_tokens", "token ids")
 bad("stop_tokens below 0", ask(stop_tokens=[1, -2]), "bad_request", "stop_tokens[1]", "-2")
+bad("stop that is a str", ask(stop="x"), "bad_request", "stop", "expected an array")
+bad("17 stop strings", ask(stop=["x"] * 17), "bad_request", "stop", "0 to 16")
+bad("an empty stop string", ask(stop=["x", ""]), "bad_request", "stop[1]", "1 to 256")
+bad("a stop string of 257 bytes", ask(stop=["x" * 257]), "bad_request", "stop[0]", "1 to 256")
+bad("a stop string that is bin", ask(stop=[b"x"]), "bad_request", "stop[0]", "expected a str")
+for v in (0, 4097):
+    bad(f"enough {v}", ask1(enough=v), "bad_request", "prompts[0].enough", "1 to 4096")
+bad("enough that is no integer", ask1(enough=1.0), "bad_request", "prompts[0].enough", "float")
 bad("tools that are a str", ask(tools="calculator"), "bad_request", "tools", "expected an array")
 bad("tools that are numbers", ask(tools=[1]), "bad_request", "tools[0]", "expected a str")
 bad("logprobs true", ask(logprobs=True), "bad_request", "logprobs", "expected an array")
@@ -349,8 +366,9 @@ bad("score of no sequences", {"type": "score", "id": "r", "sequences": []}, "bad
 bad("score of an empty sequence", {"type": "score", "id": "r", "sequences": [[1], b""]}, "bad_request", "sequences[1]",
     "at least one token")
 bad("score with top 21", {"type": "score", "id": "r", "sequences": [[1]], "top": 21}, "bad_request", "top", "0 to 20")
-bad("score with temperature 0.0001", {"type": "score", "id": "r", "sequences": [[1]], "temperature": 0.0001}, "bad_request",
-    "temperature", "0.001 to 100")
+for v in (0, 0.0001, 101, nan):
+    bad(f"score with temperature {v}", {"type": "score", "id": "r", "sequences": [[1]], "temperature": v}, "bad_request",
+        "temperature", "0.001 to 100")
 bad("tokenize nothing", {"type": "tokenize", "id": "r"}, "bad_request", "", "exactly one")
 bad("tokenize two things", {"type": "tokenize", "id": "r", "text": "", "messages": [USER]}, "bad_request", "", "exactly one")
 bad("tokenize tokens", {"type": "tokenize", "id": "r", "tokens": [1]}, "bad_request", "tokens", "unknown key")
@@ -397,17 +415,21 @@ reply("scores with the best two", "scores",
 bare = {"prompt": 0, "sample": 1, "seed": "42", "tokens": [], "mask": [], "finish": "cancelled", "tool_calls": [], "weights": []}
 bare_wire = {"prompt": 0, "sample": 1, "seed": 42, "tokens": b"", "mask": b"", "finish": "cancelled", "tool_calls": [], "weights": []}
 full = {"prompt": 2, "sample": 7, "prompt_id": "line 7", "seed": str(2**64 - 1), "prompt_tokens": [1, 2], "tokens": [10, 11, 12],
-        "mask": [1, 0, 1], "logprobs": [-0.5, 1.0, -0.25], "model_logprobs": [-0.75, 1.0, -0.125], "kept_ids": [10, 9, 12],
+        "mask": [1, 0, 1], "logprobs": [-0.5, 1.0, -0.25], "model_logprobs": [-0.75, 1.0, -0.125],
+        "entropy": [0.5, 1.0, 0.0], "kept_ids": [10, 9, 12],
         "kept_offsets": [0, 2, 2, 3], "finish": "stop", "stop": 12, "tool_calls": [{"at": 0, "tool": "calculator", "ok": True}],
         "weights": [[0, 3, W[1]], [2, 4, "f" * 32]], "text": "4\ufffd"}
 full_wire = {**full, "seed": 2**64 - 1, "prompt_tokens": ids(1, 2), "tokens": ids(10, 11, 12), "mask": bytes([1, 0, 1]),
-             "logprobs": f32(-0.5, 1, -0.25), "model_logprobs": f32(-0.75, 1, -0.125), "kept_ids": ids(10, 9, 12),
-             "kept_offsets": ids(0, 2, 2, 3)}
+             "logprobs": f32(-0.5, 1, -0.25), "model_logprobs": f32(-0.75, 1, -0.125), "entropy": f32(0.5, 1, 0),
+             "kept_ids": ids(10, 9, 12), "kept_offsets": ids(0, 2, 2, 3)}
 reply("samples", "samples", [full, bare], {"samples": [full_wire, bare_wire]})
-empty = {**bare, "prompt_id": "", "logprobs": [], "kept_ids": [], "kept_offsets": [0], "text": ""}
+ended = {"finish": "stop", "stop": "é\n", "tool_calls": [], "weights": []}  # keys in the order of the table
+reply("a sample that a string ended", "samples", [{**bare, **ended}],
+      {"samples": [{**{k: v for k, v in bare_wire.items() if k not in ended}, **ended}]})
+empty = {**bare, "prompt_id": "", "logprobs": [], "entropy": [], "kept_ids": [], "kept_offsets": [0], "text": ""}
 reply("an empty sample with all arrays", "samples", [empty],
       {"samples": [{"prompt": 0, "sample": 1, "prompt_id": "", "seed": 42, "tokens": b"", "mask": b"", "logprobs": b"",
-                    "kept_ids": b"", "kept_offsets": ids(0), "finish": "cancelled", "tool_calls": [], "weights": [], "text": ""}]})
+                    "entropy": b"", "kept_ids": b"", "kept_offsets": ids(0), "finish": "cancelled", "tool_calls": [], "weights": [], "text": ""}]})
 
 # ---- Files.
 

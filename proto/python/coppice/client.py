@@ -224,7 +224,9 @@ class Client:
         temperature  0 (argmax), or 0.001 to 100
         top_k, top_p, min_p  truncation; 0, 1.0, 0.0 are off
         stop_tokens  ids that end a sample, instead of the model's
+        stop         at most 16 strings of 1 to 256 bytes; a sample ends with the token that completes one of them
         logprobs     which to return: "sampling" (of the distribution drawn from), "model" (whole vocabulary, temperature 1)
+        entropy      also return the entropy of the distribution that each token was drawn from
         kept         also return the ids that survived truncation; needs top_k
         text         also return the completions' text
         deliver      "sample" as each ends, "prompt" when all of one's have, or "request"
@@ -260,7 +262,7 @@ class Client:
 
         sequences    1 to 4096, each of one or more token ids
         top          also the best `top` (0 to 20) ids per position
-        temperature  of the distribution that is scored under
+        temperature  0.001 to 100, of the distribution that is scored under
         """
         reply = self._ask({"type": "score", "sequences": [wire.pack_tokens(s) for s in sequences], "top": top,
                            "temperature": temperature})

@@ -44,7 +44,7 @@ class Sample:
     prompt_tokens: Optional[np.ndarray] = None  #: [P] u32, where the prompt came as text or messages
     logprobs: Optional[np.ndarray] = None  #: [T] f32, nats, of the distribution drawn from; 1.0 where the mask is 0
     model_logprobs: Optional[np.ndarray] = None  #: [T] f32, nats, of the whole vocabulary at temperature 1; 1.0 where forced
-    entropy: Optional[np.ndarray] = None  #: [T] f32, nats; 1.0 where forced
+    entropy: Optional[np.ndarray] = None  #: [T] f32, nats, of the distribution drawn from; 1.0 where forced
     kept_ids: Optional[np.ndarray] = None  #: [K] u32, the ids that survived truncation, token after token, best first
     kept_offsets: Optional[np.ndarray] = None  #: [T + 1] u32: token t has kept_ids[kept_offsets[t]:kept_offsets[t + 1]]
     stop: Union[int, str, None] = None  #: the stop token or string that was hit
