@@ -131,7 +131,8 @@ static const request_field rollout_fields[] = {
     {"kept", request_read_bool, ROLLOUT(kept), REQUEST_NO_FLAG, 0, 0},
     {"text", request_read_bool, ROLLOUT(text), REQUEST_NO_FLAG, 0, 0},
     {"deliver", read_deliver, ROLLOUT(deliver), REQUEST_NO_FLAG, 0, 0},
-    {"timeout", request_read_unbuilt, 0, REQUEST_NO_FLAG, 0, 0},
+    {"timeout", request_read_real, ROLLOUT(timeout), REQUEST_NO_FLAG, REQUEST_LEAST_TIMEOUT,
+     REQUEST_MOST_TIMEOUT},
     {"min_weights", request_read_unbuilt, 0, REQUEST_NO_FLAG, 0, 0},
     {"weights_timeout", request_read_unbuilt, 0, REQUEST_NO_FLAG, 0, 0},
     {"model", request_read_unbuilt, 0, REQUEST_NO_FLAG, 0, 0},
@@ -239,7 +240,7 @@ bool request_rollout_equal(const request_rollout *a, const request_rollout *b) {
         a->min_p != b->min_p || a->has_stop_tokens != b->has_stop_tokens ||
         !same_ids(a->stop_tokens, b->stop_tokens) || !same_tools(a, b) || a->deliver != b->deliver ||
         a->logprobs != b->logprobs || a->model_logprobs != b->model_logprobs || a->kept != b->kept ||
-        a->text != b->text)
+        a->text != b->text || a->timeout != b->timeout)
         return false;
     for (size_t i = 0; i < a->n_prompts; i++) {
         if (!same_prompt(&a->prompts[i], &b->prompts[i])) return false;

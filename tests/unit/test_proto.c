@@ -93,6 +93,7 @@ static void put_rollout(json_t *o, const request_rollout *q) {
     json_object_set_new(o, "kept", json_boolean(q->kept));
     json_object_set_new(o, "text", json_boolean(q->text));
     json_object_set_new(o, "deliver", json_string(ways[q->deliver]));
+    json_object_set_new(o, "timeout", q->timeout > 0 ? json_real(q->timeout) : json_null());
 }
 
 static void put_score(json_t *o, const request_score *s) {
@@ -337,7 +338,7 @@ static void every_field_counts(void **state) {
     (void)state;
     request *plain = decode_hex(plain_hex);
     const request_rollout q = plain->rollout;
-    request_rollout other[17];
+    request_rollout other[18];
     const size_t n = sizeof other / sizeof *other;
     for (size_t i = 0; i < n; i++) other[i] = q;
     assert_true(request_rollout_equal(&q, &other[0]));
@@ -359,6 +360,7 @@ static void every_field_counts(void **state) {
     other[i++].model_logprobs = true;
     other[i++].kept = true;
     other[i++].text = true;
+    other[i++].timeout = 1.0;
     assert_int_equal(i, n);
     for (i = 0; i < n; i++) {
         if (request_rollout_equal(&q, &other[i]) || request_rollout_equal(&other[i], &q))

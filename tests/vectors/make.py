@@ -58,7 +58,7 @@ def prompt(**fields):
 def rollout(prompts, **fields):
     return {"prompts": prompts, "n": 1, "seed": None, "max_tokens": 256, "min_tokens": 0, "temperature": 1.0, "top_k": 0,
             "top_p": 1.0, "min_p": 0.0, "stop_tokens": None, "tools": None, "logprobs": ["sampling"], "kept": False,
-            "text": False, "deliver": "sample", **fields}
+            "text": False, "deliver": "sample", "timeout": None, **fields}
 
 
 def ask(**fields):
@@ -110,10 +110,10 @@ good("rollout with every key",
      {"type": "rollout", "id": "r", "prompts": [{"tokens": ids(1, 2, 3), "id": "line 7", "seed": 2**64 - 1}], "n": 4,
       "seed": 2**53 + 1, "max_tokens": 32, "min_tokens": 32, "temperature": 0.5, "top_k": 1024, "top_p": 0.25, "min_p": 1,
       "stop_tokens": ids(9), "tools": ["calculator"], "logprobs": ["model", "sampling"], "entropy": False, "kept": True,
-      "text": True, "deliver": "request", "compress": False}, "rollout", compress=False,
+      "text": True, "deliver": "request", "timeout": 90, "compress": False}, "rollout", compress=False,
      **rollout([prompt(tokens=[1, 2, 3], id="line 7", seed="18446744073709551615")], n=4, seed="9007199254740993",
                max_tokens=32, min_tokens=32, temperature=0.5, top_k=1024, top_p=0.25, min_p=1.0, stop_tokens=[9],
-               tools=["calculator"], logprobs=["sampling", "model"], kept=True, text=True, deliver="request"))
+               tools=["calculator"], logprobs=["sampling", "model"], kept=True, text=True, deliver="request", timeout=90.0))
 good("rollout with empty lists", ask(stop_tokens=[], tools=[], logprobs=[]), "rollout",
      **rollout(ONE, stop_tokens=[], tools=[], logprobs=[]))
 good("rollout of one sample index", ask1(sample=4294967295), "rollout", **rollout([prompt(tokens=[5], sample=4294967295)]))
@@ -247,7 +247,7 @@ bad("a typo in ping", {"type": "ping", "id": "r", "now": True}, "bad_request", "
 bad("a prompt's key at the top", ask(tokens=[1]), "bad_request", "tokens", "unknown key")
 bad("a key of 300 bytes", ask(**{"k" * 300: 1}), "bad_request", "k" * 64 + "...", "unknown key")
 bad("a key with a newline", ask(**{"a\nb": 1}), "bad_request", "a?b", "unknown key")
-for k, v in (("timeout", 1), ("stop", ["x"]), ("stop", []), ("min_weights", 1), ("weights_timeout", 1), ("model", "m"),
+for k, v in (("stop", ["x"]), ("stop", []), ("min_weights", 1), ("weights_timeout", 1), ("model", "m"),
              ("entropy", True)):
     bad(f"{k} {v} is not built", ask(**{k: v}), "unsupported", k, k)
 bad("enough is not built", ask1(enough=1), "unsupported", "prompts[0].enough", "enough")
@@ -293,6 +293,10 @@ bad("kept without top_k", ask(kept=True), "bad_request", "kept", "top_k 0")
 bad("kept with top_k 1025", ask(kept=True, top_k=1025), "bad_request", "kept", "1 to 1024")
 bad("text that is no bool", ask(text="yes"), "bad_request", "text", "bool")
 bad("deliver of an unknown way", ask(deliver="token"), "bad_request", "deliver", "sample, prompt, request")
+
+for v in (0, 0.0, 0.0009, -1, 1.1e9, nan, inf, -inf):
+    bad(f"timeout {v}", ask(timeout=v), "bad_request", "timeout", "expected 0.001 to 1e+09")
+bad("timeout as str", ask(timeout="1"), "bad_request", "timeout", "expected a number")
 
 # Prompts.
 bad("a prompt of nothing", ask(prompts=[{}]), "bad_request", "prompts[0]", "exactly one")
