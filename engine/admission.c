@@ -141,7 +141,7 @@ void admission_grant(engine *e) {
     for (engine_job *j = e->jobs; j; j = j->next) {
         cop_error err;
         cop_status status = COP_OK;
-        if (j->over || grant_job(e, j, &err, &status)) continue;
+        if (j->over || j->parked || grant_job(e, j, &err, &status)) continue;
         if (status == COP_OK) return; /* it waits for pages or rows, and everything behind it too */
         finish_failed(j, &err);
     }

@@ -5,6 +5,7 @@
 
 #include "engine/forward.h"
 #include "engine/job.h"
+#include "engine/where.h"
 
 enum {
     MAX_LOGITS = 128, /* rows of logits computed at a time */
@@ -68,6 +69,7 @@ struct engine {
     float *target_logprobs;
 
     engine_status totals; /* the counters of it */
+    where where;
 };
 
 /* ---- admission.c */

@@ -49,6 +49,7 @@ struct engine_job {
     job_kind kind;
     bool over;         /* nothing more is computed for it; removed at the end of the step */
     bool silent;       /* no event when it is removed */
+    bool parked;       /* nothing more of it is granted */
     cop_error failure; /* status COP_OK: it ends with done() */
     double start;      /* seconds, monotonic */
     size_t cursor;     /* first prompt or sequence that is not granted in full */

@@ -27,6 +27,7 @@ k_draw step_draw(const live_row *r, int logits_row) {
 void step_draw_rows(engine *e, int n, const float *logits) {
     for (int i = 0; i < n; i++) e->draws[i].kept = row_kept_room(&e->drawing[i]->row);
     double start = clock_seconds();
+    where_is(&e->where, "sampling", -1);
     k_sample(e->k, e->drawn, e->draws, n, logits, e->a.vocab, e->a.vocab);
     e->totals.seconds_sample += clock_seconds() - start;
     for (int i = 0; i < n; i++) {
@@ -163,6 +164,7 @@ static void score_tokens(engine *e, const want *wants, int n, const float *logit
 /* What follows from the logits of wants[0 .. n). */
 static void use_logits(engine *e, const want *wants, int n, const float *logits) {
     int n_drawing = 0;
+    where_is(&e->where, "results", -1);
     for (int i = 0; i < n; i++) {
         if (wants[i].span->kind == SPAN_ROW) {
             live_row *r = wants[i].span->owner;
@@ -212,8 +214,15 @@ static void run_batch(engine *e, const k_batch *b, int n_spans) {
     }
 }
 
-bool engine_step(engine *e) {
-    if (!e->jobs) return false;
+/* Whether something may still start by itself. */
+static bool has_unparked(const engine *e) {
+    for (const engine_job *j = e->jobs; j; j = j->next) {
+        if (!j->parked) return true;
+    }
+    return false;
+}
+
+static bool step(engine *e) {
     if (!e->bound) k_bind(e->k);
     e->bound = true;
     admission_grant(e);
@@ -221,9 +230,19 @@ bool engine_step(engine *e) {
     finish_sweep(e); /* a first token can end a sample, and a sequence of one token needs no pass */
     k_batch b;
     int n_spans = collect(e, &b);
-    if (n_spans == 0) return true; /* all that there was ended with its first token */
+    if (n_spans == 0)
+        return has_unparked(e); /* all that there was ended with its first token, or is parked */
+    where_batch(&e->where, n_spans, b.n);
     run_batch(e, &b, n_spans);
     admission_start(e);
     finish_sweep(e);
     return true;
+}
+
+bool engine_step(engine *e) {
+    if (!e->jobs) return false;
+    where_begin(&e->where);
+    bool more = step(e);
+    where_end(&e->where);
+    return more;
 }
