@@ -16,7 +16,7 @@ const command command_worker = {
     .summary = "serve rollouts over ZeroMQ",
     .details =
         "Loads a model, binds a socket and answers the requests of proto/README.md until SIGTERM or SIGINT.\n"
-        "Requests in flight are then finished, for at most 15 seconds; a second signal ends it at once.",
+        "Requests in flight are then finished, for at most --grace seconds; a second signal ends it at once.",
     .example = "coppice worker --model tests/models/calc-d4 --bind tcp://127.0.0.1:5555",
     .run = run,
 };
@@ -40,7 +40,7 @@ static int run(int argc, char **argv) {
     m.max_rows = engine_defaults().max_rows;
     m.step_tokens = engine_defaults().step_tokens;
     int64_t max_queue = 1000;
-    enum { N_ROWS = 8 };
+    enum { N_ROWS = 9 };
     option_spec rows[MODEL_OPTION_ROWS + N_ROWS] = {
         {.name = "bind",
          .kind = OPTION_STRING,
@@ -90,6 +90,13 @@ static int run(int argc, char **argv) {
          .min = 0.01,
          .max = 1e6,
          .help = "a step that takes longer ends the worker with status 3"},
+        {.name = "grace",
+         .kind = OPTION_REAL,
+         .value = &s.grace_sec,
+         .arg = "SECONDS",
+         .min = 0,
+         .max = 1e6,
+         .help = "after SIGTERM, until what still runs is cancelled"},
     };
     int n_args, n_rows = N_ROWS + model_option_rows(&m, true, rows + N_ROWS);
     int status = options_parse(&command_worker, rows, n_rows, argc, argv, 0, &n_args);

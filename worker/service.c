@@ -37,6 +37,7 @@ typedef struct service {
     engine_loop *loop;
     watchdog *dog;
     backlog *backlogs; /* of clients that read too slowly */
+    client_id gone;    /* the last one that could not be reached */
     waiting waiting;   /* rollouts and scores of which nothing has been started */
     uint64_t n_open;   /* parcels with a request whose last letter has not come */
     int signals;       /* signalfd */
@@ -57,8 +58,14 @@ static bool tell_engine(service *s, parcel_kind kind, const client_id *client) {
     return true;
 }
 
-/* Without memory to tell it, its rollouts run to their end unseen. */
-static void client_gone(service *s, const client_id *client) { tell_engine(s, PARCEL_GONE, client); }
+/* Every reply that was under way to it comes here; one line tells it.  Without memory to tell the engine, its
+ * rollouts run to their end unseen. */
+static void client_gone(service *s, const client_id *client) {
+    if (!client_equal(&s->gone, client))
+        log_event(LOG_INFO, "client_lost open_requests=%llu", (unsigned long long)s->n_open);
+    s->gone = *client;
+    tell_engine(s, PARCEL_GONE, client);
+}
 
 typedef enum sent { SENT, SENT_FULL, SENT_GONE } sent;
 
@@ -95,7 +102,6 @@ static void dispatch(service *s, letter *l) {
         return;
     }
     if (result != SENT) {
-        log_event(LOG_INFO, "client_lost message_bytes=%zu", l->message.n);
         client_gone(s, &l->client);
     }
     letter_free(l);
@@ -357,7 +363,6 @@ static void retry_backlogs(service *s) {
             unpark_if_drained(s, b);
             take_kept_frames(s, b);
         } else {
-            log_event(LOG_INFO, "client_lost backlog_bytes=%zu", b->letter_bytes);
             client_gone(s, &b->client);
         }
         if (there && (backlog_first_letter(b) || backlog_frames_wait(b))) {
