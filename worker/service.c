@@ -24,8 +24,10 @@
 
 enum {
     BACKLOG_RETRY_MS = 5, /* a full pipe gives no sign when it empties */
-    LINGER_MS = 2000,     /* for what the sockets still hold at the end */
-    FRAMES_PER_TURN = 64  /* so that a flood of requests does not hold up replies */
+    PIPE_MESSAGES =
+        128,          /* that libzmq holds for a client besides the backlog: they are counted, not weighed */
+    LINGER_MS = 2000, /* for what the sockets still hold at the end */
+    FRAMES_PER_TURN = 64 /* so that a flood of requests does not hold up replies */
 };
 
 typedef struct service {
@@ -444,9 +446,10 @@ static cop_status open_socket(service *s, cop_error *err) {
     s->context = zmq_ctx_new();
     s->router = s->context ? zmq_socket(s->context, ZMQ_ROUTER) : NULL;
     if (!s->router) return cop_fail(err, COP_EIO, "could not make a socket: %s", zmq_strerror(errno));
-    int one = 1, linger = LINGER_MS, ipv6 = strchr(s->o->bind, '[') != NULL;
+    int one = 1, linger = LINGER_MS, most = PIPE_MESSAGES, ipv6 = strchr(s->o->bind, '[') != NULL;
     int64_t limit = 2 * (int64_t)s->o->max_message;
     zmq_setsockopt(s->router, ZMQ_ROUTER_MANDATORY, &one, sizeof one);
+    zmq_setsockopt(s->router, ZMQ_SNDHWM, &most, sizeof most);
     zmq_setsockopt(s->router, ZMQ_LINGER, &linger, sizeof linger);
     zmq_setsockopt(s->router, ZMQ_IPV6, &ipv6, sizeof ipv6);
     zmq_setsockopt(s->router, ZMQ_MAXMSGSIZE, &limit, sizeof limit);

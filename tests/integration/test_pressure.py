@@ -150,8 +150,8 @@ def slow_client(worker):
     return worker.client(compress=False, rcvhwm=1, rcvbuf=4096)
 
 
-# More messages than a pipe holds (1000), of 16 KiB each, so that the rest stays with the worker.
-MANY = {"prompts": [PROMPT], "n": 2000, "seed": 9, "max_tokens": 4, "stop_tokens": [], "kept": True, "top_k": 1024}
+# More than pipes and sockets hold (128 messages and some megabytes), in messages of 16 KiB: the rest stays with the worker.
+MANY = {"prompts": [PROMPT], "n": 700, "seed": 9, "max_tokens": 4, "stop_tokens": [], "kept": True, "top_k": 1024}
 
 
 @pytest.fixture(scope="module")
@@ -167,17 +167,18 @@ def undisturbed(small_backlog):
 
 def test_a_client_that_does_not_read_is_parked_and_loses_nothing(small_backlog, undisturbed):
     with slow_client(small_backlog) as slow, small_backlog.client() as other:
-        many = slow.send("rollout", **MANY)
-        more = [slow.send("rollout", prompts=[PROMPT], n=2, seed=i, max_tokens=5) for i in range(3)]
         before = other.ask("status")["samples"]
+        many = slow.send("rollout", **MANY)
+        wait_for(lambda: other.ask("status")["samples"] > before)  # so it no longer waits, and these fill the queue:
+        more = [slow.send("rollout", prompts=[PROMPT], n=2, seed=i, max_tokens=5) for i in range(4)]
         wait_for(stands_still, other)
         assert other.ask("status")["samples"] - before < 0.8 * len(undisturbed)
         # What it has waiting fills the queue for nobody else, and holds up nobody.
-        beside = [other.rollout([PROMPT], n=2, seed=i, max_tokens=5).samples for i in range(3)]
+        beside = [other.rollout([PROMPT], n=2, seed=i, max_tokens=5).samples for i in range(4)]
         assert stands_still(other)
         late = slow.send("detokenize", tokens=[5])  # it waits, too
         got = {}
-        while len(got) < 5 or any(replies[-1]["type"] not in LAST for replies in got.values()):
+        while len(got) < 6 or any(replies[-1]["type"] not in LAST for replies in got.values()):
             reply = slow.receive()
             got.setdefault(reply["id"], []).append(reply)
         assert Rollout(got[many]).samples == undisturbed
@@ -206,9 +207,12 @@ def test_requests_of_a_client_that_does_not_read_are_kept_up_to_a_limit(small_ba
 
 def test_a_timeout_holds_for_a_parked_client(small_backlog):
     with slow_client(small_backlog) as slow, small_backlog.client() as other:
+        end = time.monotonic() + 3
         many = slow.send("rollout", **MANY, timeout=3)
-        wait_for(lambda: other.ask("status")["rows"] > 0)
-        wait_for(is_idle, other)  # though nobody reads
+        wait_for(lambda: stands_still(other) or is_idle(other))
+        while time.monotonic() < end + 2:
+            time.sleep(0.1)
+        assert is_idle(other)  # though nobody reads, and nobody has asked anything meanwhile
         samples = Rollout(slow.replies(many)).samples
         assert samples[0]["finish"] == "length" and samples[-1]["finish"] == "cancelled"
 
