@@ -1,217 +1,248 @@
-/* Who may start: grants and forks.
+/* What may start: first come, first served.
  *
- *   jobs (order of arrival) -> grant: reserve pages -> prefill the prompt -> start samples: fork, draw the
- * first token
+ *   e->tasks  | row | row | prompt | score | row | row | prompt |   e->jobs  | prompt, prompt .. | score ..
+ *              oldest                                  youngest               never listed so far
+ *              1. what waits goes on, samples of ready prompts start          2. these are listed
  *
- * Grants are first come, first served: the first sample that does not fit waits, and everything behind it
- * too.  A granted sample always runs to its end, so the one at the head always gets its turn (until
- * preemption exists). */
+ * Both go in order of age, and the first that finds no room ends it: nothing overtakes.  Room is judged so
+ * that what starts does not at once take pages from others: it needs its own and, for each row that runs, a
+ * page more than the row has use for now.  The oldest task needs no such room: what it lacks the others give
+ * back (plan.c), and since no sample is accepted that needs more than the whole pool, the oldest always gets
+ * to its end, and so does each task in its turn. */
 #include "engine/engine_internal.h"
 
-#include <assert.h>
+/* ---- Room. */
 
-/* ---- What a sample needs of the pool. */
+/* What can still be started. */
+typedef struct room {
+    int pages;  /* that can be had, but for those that running tasks take soon */
+    int tokens; /* of the step's budget that no task waits for */
+    int rows;   /* but for samples that are still to start of prompts that are listed */
+} room;
 
-/* Pages that a sample needs besides its prompt's full ones. */
-static int own_pages(const prompt *p) {
-    return sequence_pages_for(p->n_tokens + p->limit) - p->n_tokens / KV_PAGE_TOKENS;
+static int row_pages(const sequence *s) {
+    int n = sequence_pages_for(s->n) + 1;
+    return n < s->cap_pages ? n : s->cap_pages;
 }
 
 static bool has_tail(const prompt *p) { return p->n_tokens % KV_PAGE_TOKENS != 0; }
 
-/* Whether sample number `index` of the prompt takes the prompt's last page over instead of copying it. */
-static bool takes_tail(const prompt *p, uint32_t index) {
-    return has_tail(p) && (p->tight || index + 1 == p->job->n);
+/* Pages that the next sample of a prompt takes when it starts, and soon after. */
+static int start_pages(const prompt *p) {
+    bool copies = has_tail(p) && p->n_started + 1 < p->job->n;
+    bool grows = sequence_pages_for(p->n_tokens + p->limit) > sequence_pages_for(p->n_tokens);
+    return copies + grows;
 }
 
-/* Promised pages of a sample that are its own from the start. */
-static int promised_pages(const prompt *p, uint32_t index) {
-    bool first_takes = takes_tail(p, index) && (p->tight || p->job->n == 1);
-    return own_pages(p) - first_takes;
+/* Pages that a task takes soon, those that it has included. */
+static int pages_soon(const task *t) {
+    const sequence *s = task_sequence(t);
+    if (t->kind == TASK_ROW) return row_pages(s);
+    if (t->kind == TASK_SCORE) return sequence_pages_for(s->n);
+    const prompt *p = task_prompt(t);
+    return p->ready ? s->n_pages : sequence_pages_for(s->n) + start_pages(p);
 }
 
-/* A prompt that all samples have left, or whose job is over. */
-void admission_release(engine *e, prompt *p) {
-    while (p->n_granted > p->n_started) {
-        kv_pool_unreserve(&e->pool, promised_pages(p, --p->n_granted));
-        e->n_promised--;
+/* Tokens of a task that count against the budget of steps: a row's last one never does. */
+static int budget_tokens(const task *t) { return sequence_pending(task_sequence(t)) - (t->kind == TASK_ROW); }
+
+static int rows_of(const task *t) {
+    if (t->kind == TASK_PROMPT) return (int)(task_prompt(t)->job->n - task_prompt(t)->n_started);
+    return t->kind == TASK_ROW;
+}
+
+static room room_of(const engine *e) {
+    room r = {.pages = kv_pool_available(&e->pool), .tokens = e->o.step_tokens, .rows = e->o.max_rows};
+    for (int i = 0; i < e->n_tasks; i++) {
+        const task *t = e->tasks[i];
+        r.rows -= rows_of(t);
+        if (!t->runs) continue;
+        r.pages -= pages_soon(t) - task_sequence(t)->n_pages;
+        r.tokens -= budget_tokens(t);
     }
-    sequence_free(&p->seq, &e->pool);
-    k_free(e->k, p->logits);
-    p->logits = NULL;
-    p->admitted = p->ready = false;
+    return r;
 }
 
-/* ---- Granting: pages are reserved, first come, first served. */
+/* Tokens of a task that need not be computed if the cache has them: not those whose logits are needed. */
+static int restorable(const task *t) {
+    return t->kind == TASK_SCORE ? task_scored(t)->n_scored : task_sequence(t)->n - 1;
+}
 
-/* Bring a prompt in together with its first sample.  Its last page, if it is not full, is copied for every
- * sample but the last, which takes it over; where the pool has no room for that copy, each sample takes it
- * over and the next one's is computed again (`tight`). */
-static bool admit_prompt(engine *e, prompt *p, cop_error *err, cop_status *status) {
-    int full = p->n_tokens / KV_PAGE_TOKENS, own = own_pages(p);
-    bool copies = has_tail(p) && p->job->n > 1;
-    if (!kv_pool_reserve(&e->pool, full + own + copies)) {
-        bool idle = e->pool.n_free == e->pool.n_pages && e->pool.n_reserved == 0;
-        if (!copies || !idle || !kv_pool_reserve(&e->pool, full + own)) return false;
-        p->tight = true;
-    }
-    *status = sequence_init(&p->seq, p->tokens, p->n_tokens, 0, err);
-    p->logits = *status == COP_OK ? k_alloc(e->k, (size_t)e->a.vocab, sizeof(float)) : NULL;
-    bool listed =
-        p->logits && mem_grow((void **)&e->prompts, &e->cap_prompts, e->n_prompts + 1, sizeof *e->prompts);
-    if (!listed) {
-        if (*status == COP_OK) {
-            *status = cop_fail(err, COP_ENOMEM, "could not admit a prompt of %d tokens", p->n_tokens);
-            sequence_free(&p->seq, &e->pool);
-        }
-        k_free(e->k, p->logits);
-        p->logits = NULL;
-        kv_pool_unreserve(&e->pool, full + own + (copies && !p->tight));
+/* Let a task that has no pages run if there is room for it, with the pages that the cache has for it. */
+static bool run_task(engine *e, task *t, bool oldest, room *r) {
+    int before = kv_pool_available(&e->pool);
+    sequence *s = task_sequence(t);
+    sequence_restore(s, &e->pool, restorable(t));
+    assert(sequence_pending(s) > 0);
+    int n_pages = before - kv_pool_available(&e->pool) + pages_soon(t) - s->n_pages;
+    if (n_pages > r->pages && !oldest) {
+        sequence_release(s, &e->pool);
         return false;
     }
-    p->seq.n_reserved = full + has_tail(p);
-    p->admitted = true;
-    e->prompts[e->n_prompts++] = p;
+    t->runs = true;
+    r->pages -= n_pages;
+    r->tokens -= budget_tokens(t);
     return true;
 }
 
-static bool grant_sample(engine *e, prompt *p, cop_error *err, cop_status *status) {
-    if (!p->admitted) {
-        if (!admit_prompt(e, p, err, status)) return false;
-    } else {
-        if (p->tight && p->n_granted > p->n_started) return false; /* one at a time */
-        if (!kv_pool_reserve(&e->pool, own_pages(p))) return false;
-        if (p->tight) p->seq.n_reserved++; /* for the page that the sample before took over */
-    }
-    p->n_granted++;
-    e->n_promised++;
-    return true;
-}
-
-/* True if the prompt's samples have all been granted. */
-static bool grant_prompt(engine *e, prompt *p, cop_error *err, cop_status *status) {
-    if (p->prepared &&
-        p->prepared->state != ROW_RUNNING) { /* nothing to compute: the prefix fills the limit */
-        p->n_granted = p->n_started = 1;
-        finish_sample(e, p, 0, p->prepared);
-        return true;
-    }
-    while (p->n_granted < p->job->n) {
-        if (e->n_rows + e->n_promised >= e->o.max_rows || !grant_sample(e, p, err, status)) return false;
-    }
-    return true;
-}
-
-static bool grant_score(engine *e, scored *s, cop_error *err, cop_status *status) {
-    engine_job *j = s->job;
-    int n = s->n_tokens - (j->score.top == 0); /* what follows the last token is not always asked for */
-    int n_pages = sequence_pages_for(n);
-    if (n == 0) {
-        finish_scored(s);
-        return true;
-    }
-    if (!mem_grow((void **)&e->scores, &e->cap_scores, e->n_scores + 1, sizeof *e->scores)) {
-        *status = cop_fail(err, COP_ENOMEM, "could not start scoring a sequence");
-        return false;
-    }
-    if (!kv_pool_reserve(&e->pool, n_pages)) return false;
-    *status = sequence_init(&s->seq, s->tokens, n, 0, err);
-    if (*status != COP_OK) {
-        kv_pool_unreserve(&e->pool, n_pages);
-        return false;
-    }
-    s->seq.n_reserved = n_pages;
-    s->granted = true;
-    e->scores[e->n_scores++] = s;
-    return true;
-}
-
-/* True if everything of the job has been granted. */
-static bool grant_job(engine *e, engine_job *j, cop_error *err, cop_status *status) {
-    size_t n = j->kind == JOB_ROLLOUT ? j->n_prompts : j->n_scores;
-    for (; j->cursor < n; j->cursor++) {
-        bool all = j->kind == JOB_ROLLOUT ? grant_prompt(e, &j->prompts[j->cursor], err, status)
-                                          : grant_score(e, &j->scores[j->cursor], err, status);
-        if (!all) return false;
-    }
-    return true;
-}
-
-void admission_grant(engine *e) {
-    for (engine_job *j = e->jobs; j; j = j->next) {
-        cop_error err;
-        cop_status status = COP_OK;
-        if (j->over || j->parked || grant_job(e, j, &err, &status)) continue;
-        if (status == COP_OK) return; /* it waits for pages or rows, and everything behind it too */
-        finish_failed(j, &err);
-    }
+static void insert_task(engine *e, task *t, int at) {
+    for (int i = e->n_tasks++; i > at; i--) e->tasks[i] = e->tasks[i - 1];
+    e->tasks[at] = t;
+    e->n_rows += t->kind == TASK_ROW;
+    assert(e->n_rows <= e->o.max_rows);
 }
 
 /* ---- Starting samples of a prompt that is ready. */
 
-/* Give a new row its prompt's pages: full ones shared, the last one copied or taken over. */
-static void fork_pages(engine *e, prompt *p, row *r, uint32_t index) {
-    sequence *s = &r->seq;
-    int full = p->n_tokens / KV_PAGE_TOKENS;
-    s->n_reserved = promised_pages(p, index);
-    for (int i = 0; i < full; i++) {
-        kv_pool_share(&e->pool, p->seq.pages[i]);
-        s->pages[s->n_pages++] = p->seq.pages[i];
-    }
-    if (takes_tail(p, index)) {
-        s->pages[s->n_pages++] = p->seq.pages[--p->seq.n_pages];
-        p->seq.n_computed = full * KV_PAGE_TOKENS;
-        p->ready = false;
-        int spare = s->n_pages + s->n_reserved - s->cap_pages; /* promised for a copy that was not made */
-        kv_pool_unreserve(&e->pool, spare);
-        s->n_reserved -= spare;
-    } else if (has_tail(p)) {
-        sequence_extend(s, &e->pool, p->n_tokens);
-        k_page_copy(e->k, &e->kv, s->pages[full], p->seq.pages[full], p->n_tokens % KV_PAGE_TOKENS);
-    }
-    s->n_computed = p->n_tokens;
+static void queue_draw(engine *e, live_row *r, int slot, int *n_drawing) {
+    e->drawing[*n_drawing] = r;
+    e->draws[(*n_drawing)++] = step_draw(r, slot);
 }
 
-static cop_status start_sample(engine *e, prompt *p, live_row **out, cop_error *err) {
-    engine_job *j = p->job;
-    live_row *r = mem_zalloc(1, sizeof *r);
-    cop_status status = r ? COP_OK : cop_fail(err, COP_ENOMEM, "could not start a sample");
-    if (p->prepared && r) {
-        r->row = *p->prepared;
-        mem_free(p->prepared);
-        p->prepared = NULL;
-    } else if (r) {
-        status = row_init(&r->row, &j->rules, p->tokens, p->n_tokens, p->limit, err);
+/* Give a new row its prompt's pages: full ones shared, the last one copied or, by the last sample or where no
+ * page is left for a copy, taken over.  Then the prompt waits, to be computed again for the next sample. */
+static void fork_pages(engine *e, prompt *p, sequence *s) {
+    int full = p->n_tokens / KV_PAGE_TOKENS;
+    bool last = p->n_started + 1 == p->job->n;
+    sequence_share(s, &p->seq, &e->pool);
+    if (!has_tail(p)) return;
+    if (!last && sequence_extend(s, &e->pool, p->n_tokens)) {
+        k_page_copy(e->k, &e->kv, s->pages[full], p->seq.pages[full], p->n_tokens % KV_PAGE_TOKENS);
+        s->n_computed = p->n_tokens;
+        return;
     }
+    sequence_take_over(s, &p->seq);
+    if (!last) plan_preempt(e, &p->task);
+}
+
+static cop_status start_sample(engine *e, prompt *p, int at, live_row **out, cop_error *err) {
+    live_row *r = mem_zalloc(1, sizeof *r);
+    cop_status status = r ? row_init(&r->row, &p->job->rules, p->tokens, p->n_tokens, p->limit, err)
+                          : cop_fail(err, COP_ENOMEM, "could not start a sample");
     if (status != COP_OK) {
         mem_free(r);
         return status;
     }
+    r->task = (task){.kind = TASK_ROW, .runs = true};
     r->prompt = p;
     r->index = p->n_started;
-    fork_pages(e, p, &r->row, r->index);
+    fork_pages(e, p, &r->row.seq);
     p->n_started++;
-    e->n_promised--;
-    e->rows[e->n_rows++] = *out = r;
+    insert_task(e, &r->task, at);
+    *out = r;
     return COP_OK;
 }
 
-static void start_samples(engine *e, prompt *p) {
-    int n = 0;
-    while (p->ready && p->n_started < p->n_granted && !p->job->over) {
-        live_row *r;
+/* Start samples of the prompt at e->tasks[*at], which they move on.  True: it has no more. */
+static bool start_samples(engine *e, int *at, room *r, int *n_drawing) {
+    prompt *p = task_prompt(e->tasks[*at]);
+    while (p->n_started < p->job->n) {
+        int n_pages = start_pages(p);
+        bool fits = n_pages <= r->pages || *at == 0;
+        if (!p->ready || e->n_rows == e->o.max_rows || !fits) return false;
+        live_row *started;
         cop_error err;
-        if (start_sample(e, p, &r, &err) != COP_OK) {
+        if (start_sample(e, p, *at, &started, &err) != COP_OK) {
             finish_failed(p->job, &err);
             break;
         }
-        if (sequence_pending(&r->row.seq) > 0) continue; /* its prefix comes first */
-        e->drawing[n] = r;
-        e->draws[n++] = step_draw(r, 0);
+        r->pages -= n_pages;
+        ++*at;
+        queue_draw(e, started, p->slot, n_drawing);
     }
-    step_draw_rows(e, n, p->logits);
+    return true;
 }
 
-void admission_start(engine *e) {
-    for (size_t i = 0; i < e->n_prompts; i++) start_samples(e, e->prompts[i]);
+/* 1. What is listed.  True: all of it goes on, and everything that was ready has started. */
+static bool run_listed(engine *e, room *r, int *n_drawing) {
+    bool in_order = true; /* no older sample is still to start */
+    for (int i = 0; i < e->n_tasks; i++) {
+        task *t = e->tasks[i];
+        if (task_job(t)->over) continue;
+        if (!t->runs) {
+            if (t->kind == TASK_PROMPT && e->n_rows == e->o.max_rows) return false;
+            if (!run_task(e, t, i == 0, r)) return false;
+        }
+        if (t->kind != TASK_PROMPT) continue;
+        if (!task_prompt(t)->ready)
+            in_order = false;
+        else if (in_order && !start_samples(e, &i, r, n_drawing))
+            return false;
+    }
+    return true;
+}
+
+/* ---- Listing what is new.  Each of these is true if the job's next one may have its turn. */
+
+/* Tokens of a prompt that the cache had when it was listed for the first time. */
+static void count_cached(engine *e, prompt *p, const sequence *s) {
+    int n = s->n_computed < p->n_tokens ? s->n_computed : p->n_tokens;
+    if (p->counted) return;
+    p->counted = true;
+    p->job->totals.cached_tokens += (uint64_t)n;
+    e->totals.cached_tokens += (uint64_t)n;
+}
+
+/* A sample with a prefix starts as a row that has everything to compute, as if its pages had been given back.
+ */
+static bool list_prefixed(engine *e, prompt *p, room *left) {
+    live_row *r = p->prepared;
+    if (r->row.state != ROW_RUNNING) { /* the prefix fills the limit */
+        p->n_started = 1;
+        finish_sample(e, p, 0, &r->row);
+        return true;
+    }
+    r->task = (task){.kind = TASK_ROW};
+    if (!run_task(e, &r->task, e->n_tasks == 0, left)) return false;
+    p->prepared = NULL;
+    p->n_started = 1;
+    count_cached(e, p, &r->row.seq);
+    insert_task(e, &r->task, e->n_tasks);
+    left->rows--;
+    return true;
+}
+
+static bool list_prompt(engine *e, prompt *p, room *r) {
+    if (p->n_started == p->job->n) return true; /* all of it, before the job was parked */
+    if (r->rows <= 0 || r->tokens <= 0) return false;
+    if (p->prepared) return list_prefixed(e, p, r);
+    for (p->slot = 0; p->slot < MAX_PROMPTS && e->slot_used[p->slot];) p->slot++;
+    p->task = (task){.kind = TASK_PROMPT};
+    if (p->slot == MAX_PROMPTS || !run_task(e, &p->task, e->n_tasks == 0, r)) return false;
+    e->slot_used[p->slot] = true;
+    count_cached(e, p, &p->seq);
+    insert_task(e, &p->task, e->n_tasks);
+    r->rows -= rows_of(&p->task);
+    return true;
+}
+
+static bool list_score(engine *e, scored *s, room *r) {
+    if (s->seq.n == 0) { /* one token, and nobody asks what follows it */
+        finish_scored(s);
+        return true;
+    }
+    s->task = (task){.kind = TASK_SCORE};
+    if (r->tokens <= 0 || !run_task(e, &s->task, e->n_tasks == 0, r)) return false;
+    insert_task(e, &s->task, e->n_tasks);
+    return true;
+}
+
+/* 2. What was never listed, in order of arrival. */
+static void list_new(engine *e, room *r) {
+    for (engine_job *j = e->jobs; j; j = j->next) {
+        if (j->parked) continue;
+        size_t n = j->kind == JOB_ROLLOUT ? j->n_prompts : j->n_scores;
+        for (; !j->over && j->cursor < n; j->cursor++) {
+            bool listed = j->kind == JOB_ROLLOUT ? list_prompt(e, &j->prompts[j->cursor], r)
+                                                 : list_score(e, &j->scores[j->cursor], r);
+            if (!listed) return;
+        }
+    }
+}
+
+void admission_run(engine *e) {
+    int n_drawing = 0;
+    room r = room_of(e);
+    if (run_listed(e, &r, &n_drawing)) list_new(e, &r);
+    step_draw_rows(e, n_drawing, e->first_logits);
 }

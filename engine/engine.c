@@ -28,7 +28,7 @@ static cop_status open_pool(engine *e, cop_error *err) {
     e->kv.arena = k_alloc(e->k, n, page_bytes);
     if (!e->kv.arena)
         return cop_fail(err, COP_ENOMEM, "could not allocate %zu KV pages of %zu bytes", n, page_bytes);
-    return kv_pool_init(&e->pool, (int)n, err);
+    return kv_pool_init(&e->pool, (int)n, !e->o.no_prefix_cache, err);
 }
 
 static cop_status open_step(engine *e, cop_error *err) {
@@ -37,7 +37,8 @@ static cop_status open_step(engine *e, cop_error *err) {
     struct {
         void **p;
         size_t n, size;
-    } arrays[] = {{(void **)&e->rows, (size_t)e->o.max_rows, sizeof *e->rows},
+    } arrays[] = {/* prompts that are not ready and scores: each has a token of the step's budget */
+                  {(void **)&e->tasks, n + MAX_PROMPTS, sizeof *e->tasks},
                   {(void **)&e->ids, n, sizeof *e->ids},
                   {(void **)&e->prev, n, sizeof *e->prev},
                   {(void **)&e->pos, n, sizeof *e->pos},
@@ -56,6 +57,9 @@ static cop_status open_step(engine *e, cop_error *err) {
         if (!*arrays[i].p)
             return cop_fail(err, COP_ENOMEM, "could not allocate the arrays of a step of %zu tokens", n);
     }
+    e->first_logits = k_alloc(e->k, MAX_PROMPTS, (size_t)e->a.vocab * sizeof *e->first_logits);
+    if (!e->first_logits)
+        return cop_fail(err, COP_ENOMEM, "could not allocate the logits of %d prompts", MAX_PROMPTS);
     return COP_OK;
 }
 
@@ -136,13 +140,13 @@ void engine_close(engine *e) {
     if (!e) return;
     for (engine_job *j = e->jobs; j; j = j->next) j->over = j->silent = true;
     finish_sweep(e);
-    void *arrays[] = {e->rows,    e->ids,   e->prev,    e->pos,   e->table, e->pages,   e->index,
-                      e->spans,   e->wants, e->drawing, e->draws, e->drawn, e->targets, e->target_logprobs,
-                      e->prompts, e->scores};
+    void *arrays[] = {e->tasks, e->ids,   e->prev,    e->pos,   e->table, e->pages,   e->index,
+                      e->spans, e->wants, e->drawing, e->draws, e->drawn, e->targets, e->target_logprobs};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) mem_free(arrays[i]);
     kv_pool_free(&e->pool);
     if (e->k) {
         k_free(e->k, e->kv.arena);
+        k_free(e->k, e->first_logits);
         forward_close(e->f);
         weights_close(e->w);
     }
@@ -152,14 +156,15 @@ void engine_close(engine *e) {
 
 void engine_cancel(engine *e, engine_job *j) {
     if (j->kind == JOB_ROLLOUT && !j->over) {
-        for (int i = 0; i < e->n_rows; i++) {
-            live_row *r = e->rows[i];
-            if (r->prompt->job == j && r->row.state == ROW_RUNNING)
-                finish_sample(e, r->prompt, r->index, &r->row);
+        for (int i = 0; i < e->n_tasks; i++) {
+            if (e->tasks[i]->kind != TASK_ROW || task_job(e->tasks[i]) != j) continue;
+            const live_row *r = task_row(e->tasks[i]);
+            if (r->row.state == ROW_RUNNING) finish_sample(e, r->prompt, r->index, &r->row);
         }
         for (size_t i = 0; i < j->n_prompts; i++) {
             prompt *p = &j->prompts[i];
-            for (uint32_t s = p->n_started; s < j->n; s++) finish_sample(e, p, s, p->prepared);
+            for (uint32_t s = p->n_started; s < j->n; s++)
+                finish_sample(e, p, s, p->prepared ? &p->prepared->row : NULL);
         }
     }
     j->over = true;
@@ -172,13 +177,17 @@ void engine_abandon(engine *e, engine_job *j) {
 }
 
 void engine_park(engine *e, engine_job *j, bool parked) {
-    (void)e;
     j->parked = parked;
+    if (!parked || j->kind != JOB_ROLLOUT) return;
+    /* Its prompts leave the list, with their pages and their claim on rows; those with samples to start are
+     * listed again later, as the youngest. */
+    for (size_t i = j->cursor; i-- > 0;) {
+        if (j->prompts[i].n_started < j->n) j->cursor = i;
+    }
+    finish_sweep(e);
 }
 
-bool engine_job_started(const engine_job *j) {
-    return j->cursor > 0 || (j->kind == JOB_ROLLOUT ? j->prompts[0].n_granted > 0 : j->scores[0].granted);
-}
+bool engine_job_started(const engine_job *j) { return j->cursor > 0; }
 
 /* ---- Submitting. */
 
@@ -228,14 +237,16 @@ engine_place engine_where(const engine *e) {
 
 void engine_read_status(const engine *e, engine_status *s) {
     *s = e->totals;
-    s->rows = (uint64_t)e->n_rows;
+    for (int i = 0; i < e->n_tasks; i++) s->rows += e->tasks[i]->kind == TASK_ROW && e->tasks[i]->runs;
     for (const engine_job *j = e->jobs; j; j = j->next) {
         for (size_t i = 0; i < j->n_prompts; i++) s->queued += j->n - j->prompts[i].n_started;
-        for (size_t i = j->cursor; i < j->n_scores; i++) s->queued++;
+        if (j->kind == JOB_SCORE) s->queued += j->n_scores - j->cursor;
+        s->waiting_requests += j->cursor == 0;
     }
     s->pages_total = (uint64_t)e->pool.n_pages;
     s->pages_free = (uint64_t)e->pool.n_free;
-    s->pages_used = s->pages_total - s->pages_free;
+    s->pages_cached = (uint64_t)e->pool.n_idle;
+    s->pages_used = s->pages_total - s->pages_cached - s->pages_free;
     s->pages_shared = (uint64_t)kv_pool_shared(&e->pool);
 }
 

@@ -2,9 +2,13 @@
  * engine_step() runs.
  *
  * A step is one forward pass over a ragged batch: every running row's next token or forced span, and chunks
- * of prompts, up to `step_tokens`.  A prompt is computed once; its samples fork its pages.  A sample is a
- * pure function of weights, prompt tokens and id, sampling, seed and sample index (PROTOCOL.md
- * "Determinism").
+ * of prompts, up to `step_tokens`.  A prompt is computed once; its samples fork its pages.  Full pages are
+ * kept, while nobody else needs their memory, and found again by later requests that begin with the same
+ * tokens.  A sample is a pure function of weights, prompt tokens and id, sampling, seed and sample index
+ * (PROTOCOL.md "Determinism").
+ *
+ * Requests are served in the order of submission.  When pages run out, the youngest of what runs gives its
+ * own back and is computed again later, so all that is accepted gets to its end.
  *
  * One thread uses an engine; events are called from engine_step(), engine_cancel() and engine_submit() on
  * that thread and must not call back into the engine. */
@@ -17,14 +21,15 @@
 
 typedef struct engine_options {
     precision profile;
-    int n_threads;    /* 0: cpu_count() */
-    bool pin;         /* bind each to a core; the thread that steps is bound at its first step */
-    size_t kv_memory; /* bytes for pages; 0: a quarter of the free memory */
-    int context;      /* 0: the model's; else at most that */
-    int max_rows;     /* rows at once */
-    int step_tokens;  /* prompt and forced tokens in a step */
-    int span_tokens;  /* most tokens of one sequence in a step; 0: step_tokens */
-    bool hold_rows;   /* rows wait while any prompt is computed; they then go on in step (for measuring) */
+    int n_threads;        /* 0: cpu_count() */
+    bool pin;             /* bind each to a core; the thread that steps is bound at its first step */
+    size_t kv_memory;     /* bytes for pages; 0: a quarter of the free memory */
+    int context;          /* 0: the model's; else at most that */
+    int max_rows;         /* rows that hold pages at once */
+    int step_tokens;      /* prompt and forced tokens in a step */
+    int span_tokens;      /* most tokens of one sequence in a step; 0: step_tokens */
+    bool no_prefix_cache; /* pages are not found again by later requests */
+    bool hold_rows; /* rows wait while any prompt is computed; they then go on in step (for measuring) */
 } engine_options;
 engine_options engine_defaults(void);
 
@@ -77,7 +82,7 @@ typedef struct sample_result {
     int32_t stop; /* the stop token that was hit, or -1 */
 } sample_result;
 
-typedef struct rollout_totals {
+typedef struct rollout_totals { /* cached_tokens: of the prompt tokens, once per prompt; forks not counted */
     uint64_t samples, prompt_tokens, cached_tokens, sampled_tokens, forced_tokens;
     double seconds; /* since engine_submit */
 } rollout_totals;
@@ -151,11 +156,11 @@ void engine_cancel(engine *e, engine_job *job);
 /* End a job without any event: nobody is interested any more. */
 void engine_abandon(engine *e, engine_job *job);
 
-/* Start nothing more of a job, and nothing behind it waits for that; false: go on, at its place in the order
- * of arrival.  What runs already runs to its end. */
+/* Start nothing more of a job, and nothing behind it waits for that; false: go on, before what came later and
+ * has not started.  Samples that run already run to their end. */
 void engine_park(engine *e, engine_job *job, bool parked);
 
-/* Whether something of a job has been admitted: until then it only waits. */
+/* Whether something of a job that was never parked has been started: until then it only waits. */
 bool engine_job_started(const engine_job *job);
 
 /* Run one step, if there is work.  False: there was nothing to do, or only parked jobs are left.  A failure
@@ -181,11 +186,18 @@ int engine_context(const engine *e);
 bool engine_has_calculator(const engine *e); /* the model has the tool tokens and there is a tokenizer */
 
 typedef struct engine_status {
-    uint64_t rows, queued; /* running; samples and sequences waiting */
-    uint64_t pages_total, pages_used, pages_free, pages_shared;
-    uint64_t requests, samples, prompt_tokens, prefilled_tokens, sampled_tokens, forced_tokens, steps;
-    double seconds_forward; /* in forward passes, logits included */
-    double seconds_sample;  /* in drawing tokens, with their log-probabilities */
+    uint64_t rows;             /* that hold pages */
+    uint64_t queued;           /* samples and sequences that have not started */
+    uint64_t waiting_requests; /* of which nothing has started */
+    uint64_t pages_total;      /* = used (owned by what is in flight) + cached (reclaimed on demand) + free */
+    uint64_t pages_used, pages_cached, pages_free;
+    uint64_t pages_shared; /* of the used, with more than one owner */
+    uint64_t requests, samples, prompt_tokens, sampled_tokens, forced_tokens, steps;
+    uint64_t prefilled_tokens; /* of prompts, really computed: again after a preemption counts again */
+    uint64_t cached_tokens;    /* of prompts, found computed */
+    uint64_t preemptions;      /* times that something gave its pages back to be computed again */
+    double seconds_forward;    /* in forward passes, logits included */
+    double seconds_sample;     /* in drawing tokens, with their log-probabilities */
 } engine_status;
 void engine_read_status(const engine *e, engine_status *s); /* engine thread only */
 

@@ -1,7 +1,10 @@
-/* The parts of the engine share this: engine.c (life, submitting), admission.c (who may start), step.c (one
- * pass), finish.c (events and ends).  Internal; engine thread only. */
+/* The parts of the engine share this: engine.c (life, submitting), admission.c (what may start), plan.c (how
+ * far each task moves, and who gives way), step.c (one pass), finish.c (events and ends).  Internal; engine
+ * thread only. */
 #ifndef COP_ENGINE_INTERNAL_H
 #define COP_ENGINE_INTERNAL_H
+
+#include <assert.h>
 
 #include "engine/forward.h"
 #include "engine/job.h"
@@ -9,20 +12,28 @@
 
 enum {
     MAX_LOGITS = 128, /* rows of logits computed at a time */
+    MAX_PROMPTS = 64, /* listed at a time; each has a row of logits */
 };
 
-typedef struct live_row {
-    row row;
-    prompt *prompt;
-    uint32_t index; /* of the sample among its prompt's */
-} live_row;
+/* What a task stands for; it must be of that kind. */
+static inline prompt *task_prompt(const task *t) {
+    assert(t->kind == TASK_PROMPT);
+    return (prompt *)t;
+}
+static inline live_row *task_row(const task *t) {
+    assert(t->kind == TASK_ROW);
+    return (live_row *)t;
+}
+static inline scored *task_scored(const task *t) {
+    assert(t->kind == TASK_SCORE);
+    return (scored *)t;
+}
+engine_job *task_job(const task *t);
+sequence *task_sequence(const task *t);
 
-/* What one sequence has in the batch of a step. */
-typedef enum span_kind { SPAN_PROMPT, SPAN_ROW, SPAN_SCORE } span_kind;
+/* What a task has in the batch of a step. */
 typedef struct span {
-    span_kind kind;
-    sequence *seq;
-    void *owner;  /* prompt, live_row or scored */
+    task *task;
     int first, n; /* tokens [first, first + n) of the batch */
 } span;
 
@@ -49,13 +60,11 @@ struct engine {
     int32_t stop_tokens[2];
 
     engine_job *jobs; /* in order of arrival */
-    live_row **rows;  /* [n_rows], in order of start: rows of one prompt are neighbours */
-    int n_rows;
-    int n_promised;   /* samples that are granted and not started */
-    prompt **prompts; /* [n_prompts] admitted */
-    size_t n_prompts, cap_prompts;
-    scored **scores; /* [n_scores] granted */
-    size_t n_scores, cap_scores;
+    task **tasks;     /* [n_tasks] oldest first (task.h); rows of one prompt are neighbours */
+    int n_tasks;
+    int n_rows;          /* of them rows, at most o.max_rows */
+    float *first_logits; /* [MAX_PROMPTS, vocab] backend memory: of the last tokens of prompts, by slot */
+    bool slot_used[MAX_PROMPTS];
 
     /* The step: all [max_tokens]. */
     int max_tokens, page_stride;
@@ -74,12 +83,17 @@ struct engine {
 
 /* ---- admission.c */
 
-/* Reserve pages for what waits, first come, first served, and bring its prompts in. */
-void admission_grant(engine *e);
-/* Start the granted samples of prompts that are ready: fork, draw the first token. */
-void admission_start(engine *e);
-/* Give back the pages of a prompt that all samples have left, or whose job is over. */
-void admission_release(engine *e, prompt *p);
+/* Let go on what waits, start samples of prompts that are ready (with their first token drawn), and list new
+ * prompts and sequences: by age, as long as there is room.  What ends by that stays listed until the sweep.
+ */
+void admission_run(engine *e);
+
+/* ---- plan.c */
+
+/* Set n_step of each task, and provide the pages for it. */
+void plan_step(engine *e);
+/* Let a task wait: it gives its pages back. */
+void plan_preempt(engine *e, task *t);
 
 /* ---- step.c */
 
@@ -95,8 +109,8 @@ void finish_sample(engine *e, prompt *p, uint32_t index, const row *r);
 void finish_scored(scored *s);
 /* The job is over, with this error. */
 void finish_failed(engine_job *j, const cop_error *err);
-/* Drop what is over: finished rows, prompts whose samples have all started, jobs that ended; tell their end.
- */
+/* Drop what is over: finished rows and sequences, prompts whose samples have all started, jobs that ended;
+ * tell the end of those. */
 void finish_sweep(engine *e);
 
 #endif

@@ -35,46 +35,40 @@ void finish_failed(engine_job *j, const cop_error *err) {
     j->failure = *err;
 }
 
-static void live_row_close(engine *e, live_row *r) {
-    row_free(&r->row, &e->pool);
-    mem_free(r);
+static bool is_over(const task *t) {
+    if (task_job(t)->over) return true;
+    switch (t->kind) {
+    case TASK_PROMPT: return task_prompt(t)->n_started == task_prompt(t)->job->n || task_job(t)->parked;
+    case TASK_ROW: return task_row(t)->row.state != ROW_RUNNING;
+    default: return task_scored(t)->n_scored == task_scored(t)->seq.n;
+    }
 }
 
-static void scored_release(engine *e, scored *s) {
-    sequence_free(&s->seq, &e->pool);
-    s->granted = false;
+static void drop(engine *e, task *t) {
+    if (t->kind == TASK_ROW) {
+        row_free(&task_row(t)->row, &e->pool);
+        mem_free(task_row(t));
+        e->n_rows--;
+        return;
+    }
+    sequence_release(task_sequence(t), &e->pool);
+    if (t->kind != TASK_PROMPT) return;
+    e->slot_used[task_prompt(t)->slot] = false;
+    task_prompt(t)->ready = false; /* that of a parked job is listed again */
 }
 
-/* Drop what is over: finished rows, prompts whose samples have all started, and everything of jobs that
- * ended. */
-static void sweep_parts(engine *e) {
-    int n_rows = 0;
-    for (int i = 0; i < e->n_rows; i++) {
-        live_row *r = e->rows[i];
-        if (r->prompt->job->over || r->row.state != ROW_RUNNING)
-            live_row_close(e, r);
-        else
-            e->rows[n_rows++] = r;
+/* The youngest first, so that of idle pages those of the oldest are kept for longest. */
+static void sweep_tasks(engine *e) {
+    for (int i = e->n_tasks - 1; i >= 0; i--) {
+        if (!is_over(e->tasks[i])) continue;
+        drop(e, e->tasks[i]);
+        e->tasks[i] = NULL;
     }
-    e->n_rows = n_rows;
-    size_t n = 0;
-    for (size_t i = 0; i < e->n_prompts; i++) {
-        prompt *p = e->prompts[i];
-        if (p->job->over || p->n_started == p->job->n)
-            admission_release(e, p);
-        else
-            e->prompts[n++] = p;
+    int n = 0;
+    for (int i = 0; i < e->n_tasks; i++) {
+        if (e->tasks[i]) e->tasks[n++] = e->tasks[i];
     }
-    e->n_prompts = n;
-    n = 0;
-    for (size_t i = 0; i < e->n_scores; i++) {
-        scored *s = e->scores[i];
-        if (s->job->over || sequence_pending(&s->seq) == 0)
-            scored_release(e, s);
-        else
-            e->scores[n++] = s;
-    }
-    e->n_scores = n;
+    e->n_tasks = n;
 }
 
 static void job_tell_end(engine_job *j) {
@@ -95,7 +89,7 @@ static void job_tell_end(engine_job *j) {
 
 void finish_sweep(engine *e) {
     for (engine_job *j = e->jobs; j; j = j->next) j->over = j->over || j->n_open == 0;
-    sweep_parts(e);
+    sweep_tasks(e);
     engine_job **link = &e->jobs;
     while (*link) {
         engine_job *j = *link;

@@ -68,12 +68,13 @@ static cop_status prepare_prefix(prompt *to, const rollout_prompt *p, const engi
                                  const job_limits *limits, cop_error *err) {
     cop_status status = check_ids(p->prefix, p->n_prefix, limits->vocab, err);
     if (status != COP_OK) return status;
-    row *r = mem_zalloc(1, sizeof *r);
+    live_row *r = mem_zalloc(1, sizeof *r);
     if (!r) return cop_fail(err, COP_ENOMEM, "could not allocate a sample");
-    status = row_init(r, &j->rules, to->tokens, to->n_tokens, to->limit, err);
-    if (status == COP_OK) status = row_replay(r, p->prefix, p->n_prefix, err);
+    r->prompt = to;
+    status = row_init(&r->row, &j->rules, to->tokens, to->n_tokens, to->limit, err);
+    if (status == COP_OK) status = row_replay(&r->row, p->prefix, p->n_prefix, err);
     if (status != COP_OK) {
-        row_free(r, NULL);
+        row_free(&r->row, NULL);
         mem_free(r);
         return status;
     }
@@ -92,6 +93,8 @@ static cop_status copy_prompt(prompt *to, const rollout_prompt *p, engine_job *j
                    .limit = j->sampling.max_tokens < room ? j->sampling.max_tokens : room};
     to->tokens = copy_ids(p->tokens, p->n_tokens);
     if (!to->tokens) return cop_fail(err, COP_ENOMEM, "could not copy a prompt of %zu tokens", p->n_tokens);
+    cop_status status = sequence_init(&to->seq, to->tokens, to->n_tokens, 0, err);
+    if (status != COP_OK) return status;
     return p->n_prefix ? prepare_prefix(to, p, j, limits, err) : COP_OK;
 }
 
@@ -212,6 +215,8 @@ static cop_status copy_sequence(scored *to, const int32_t *ids, size_t n, int to
         ok = ok && to->top_ids && to->top_logprobs && to->next_ids && to->next_logprobs;
     }
     if (!ok) return cop_fail(err, COP_ENOMEM, "could not allocate the scores of %zu tokens", n);
+    status = sequence_init(&to->seq, to->tokens, to->n_tokens - (top == 0), 0, err);
+    if (status != COP_OK) return status;
     to->logprobs[0] = 1.0f;
     for (int i = 0; i < top; i++) {
         to->top_ids[i] = -1;
@@ -255,14 +260,14 @@ void job_close(engine_job *j) {
     if (!j) return;
     for (size_t i = 0; i < j->n_prompts; i++) {
         prompt *p = &j->prompts[i];
-        assert(!p->admitted);
-        if (p->prepared) row_free(p->prepared, NULL);
+        sequence_free(&p->seq, NULL);
+        if (p->prepared) row_free(&p->prepared->row, NULL);
         mem_free(p->prepared);
         mem_free(p->tokens);
     }
     for (size_t i = 0; i < j->n_scores; i++) {
         scored *s = &j->scores[i];
-        assert(!s->granted);
+        sequence_free(&s->seq, NULL);
         mem_free(s->tokens);
         mem_free(s->logprobs);
         mem_free(s->top_ids);

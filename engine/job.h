@@ -4,14 +4,27 @@
 #define COP_JOB_H
 
 #include "engine/row.h"
+#include "engine/task.h"
 
-/* One prompt of a rollout.  Samples are granted (their pages reserved), started (forked) and finished in
- * order of index.
+/* A sample that has started, or one with a prefix that has not. */
+typedef struct live_row {
+    task task; /* while listed */
+    row row;
+    struct prompt *prompt;
+    uint32_t index; /* of the sample among its prompt's */
+} live_row;
+
+/* One prompt of a rollout.  It is computed once; its samples start in order of index from its pages, and it
+ * keeps them until the last has started.
  *
- *            grant 0   grant 1 ..           all granted: the next prompt's turn
- *   pages    prefill ................ ready | start 0 | start 1 .. start n-1: pages go to the last row
- */
+ *   listed    computing ............... ready | start 0 | start 1 ..  start n-1 | dropped
+ *   pages     none, or some of the cache's; full ones are shared with each sample, a last one that is not
+ * full is copied for each but the last sample, which takes it over
+ *
+ * With a prefix it has one sample, whose row was made when it was submitted; it is never listed itself, but
+ * that row is, and computes the prompt's tokens before its own. */
 typedef struct prompt {
+    task task; /* while listed */
     engine_job *job;
     int32_t *tokens;
     int n_tokens;
@@ -19,27 +32,26 @@ typedef struct prompt {
     uint32_t first_sample; /* index of the first (or only) sample */
     uint32_t hash;         /* fourth counter word of the noise */
     int limit;             /* most tokens of a completion */
-    row *prepared;         /* the row of a prompt with a prefix, replayed when it was submitted; NULL: none */
+    live_row *prepared;    /* the row of a prompt with a prefix, until it starts; NULL: none */
 
-    sequence seq;  /* while admitted */
-    float *logits; /* [vocab] backend memory, of the last token; while admitted */
-    uint32_t n_granted, n_started;
-    bool admitted; /* holds pages */
-    bool ready;    /* all tokens computed, logits there */
-    bool tight;    /* the pool is too small to keep the last page while a row runs: one row at a time takes it
-                      over */
+    sequence seq;
+    uint32_t n_started;
+    int slot;     /* while listed: where the logits of its last token go */
+    bool ready;   /* all tokens computed, logits there */
+    bool counted; /* its cached_tokens are */
 } prompt;
 
 /* One sequence of a score. */
 typedef struct scored {
+    task task; /* while listed */
     engine_job *job;
     int32_t *tokens;
     int n_tokens;
-    sequence seq;    /* while granted: without its last token if nothing asks what follows that */
+    sequence seq; /* without its last token if nothing asks what follows that */
+    int n_scored; /* tokens whose logits were used: more than are computed after its pages were given back */
     float *logprobs; /* [n_tokens] */
     int32_t *top_ids, *next_ids;
     float *top_logprobs, *next_logprobs;
-    bool granted; /* holds pages */
 } scored;
 
 typedef enum job_kind { JOB_ROLLOUT, JOB_SCORE } job_kind;
@@ -49,10 +61,10 @@ struct engine_job {
     job_kind kind;
     bool over;         /* nothing more is computed for it; removed at the end of the step */
     bool silent;       /* no event when it is removed */
-    bool parked;       /* nothing more of it is granted */
+    bool parked;       /* nothing more of it is listed or started */
     cop_error failure; /* status COP_OK: it ends with done() */
     double start;      /* seconds, monotonic */
-    size_t cursor;     /* first prompt or sequence that is not granted in full */
+    size_t cursor;     /* first prompt or sequence that was never listed; 0: nothing has started */
     size_t n_open;     /* samples or sequences without their event */
 
     prompt *prompts; /* [n_prompts] */
@@ -82,7 +94,7 @@ typedef struct job_limits {
 cop_status job_open_rollout(engine_job **out, const rollout_spec *spec, const job_limits *limits,
                             cop_error *err);
 cop_status job_open_score(engine_job **out, const score_spec *spec, const job_limits *limits, cop_error *err);
-/* Free it; sequences that hold pages must have been freed with the pool before. */
+/* Free it; its sequences have given their pages back. */
 void job_close(engine_job *j);
 
 #endif

@@ -20,8 +20,7 @@ cop_status sequence_init(sequence *s, const int32_t *head, int n_head, int cap_t
 }
 
 void sequence_free(sequence *s, kv_pool *pool) {
-    sequence_truncate(s, pool, 0);
-    kv_pool_unreserve(pool, s->n_reserved);
+    sequence_release(s, pool);
     mem_free(s->tail);
     mem_free(s->pages);
     *s = (sequence){0};
@@ -37,17 +36,66 @@ void sequence_push(sequence *s, int32_t token) {
     s->tail[s->n++ - s->n_head] = token;
 }
 
-void sequence_extend(sequence *s, kv_pool *pool, int n_tokens) {
+/* ---- Pages. */
+
+bool sequence_extend(sequence *s, kv_pool *pool, int n_tokens) {
     int want = sequence_pages_for(n_tokens);
-    assert(want <= s->cap_pages && want - s->n_pages <= s->n_reserved);
+    assert(want <= s->cap_pages);
     while (s->n_pages < want) {
-        s->pages[s->n_pages++] = kv_pool_take(pool);
-        s->n_reserved--;
+        int32_t page = kv_pool_take(pool);
+        if (page == NO_PAGE) return false;
+        s->pages[s->n_pages++] = page;
+    }
+    return true;
+}
+
+void sequence_release(sequence *s, kv_pool *pool) {
+    while (s->n_pages > 0) kv_pool_drop(pool, s->pages[--s->n_pages]);
+    s->n_computed = s->n_known = 0;
+}
+
+/* ---- Pages that others computed. */
+
+static void page_ids(const sequence *s, int page, int32_t ids[KV_PAGE_TOKENS]) {
+    for (int i = 0; i < KV_PAGE_TOKENS; i++) ids[i] = sequence_token(s, page * KV_PAGE_TOKENS + i);
+}
+
+static int32_t page_before(const sequence *s, int page) { return page > 0 ? s->pages[page - 1] : NO_PAGE; }
+
+void sequence_restore(sequence *s, kv_pool *pool, int n_tokens) {
+    assert(s->n_pages == 0 && s->n_computed == 0 && n_tokens <= s->n);
+    int32_t ids[KV_PAGE_TOKENS];
+    for (int i = 0; pool->caches && i < n_tokens / KV_PAGE_TOKENS; i++) {
+        page_ids(s, i, ids);
+        int32_t page = kv_pool_find(pool, page_before(s, i), ids);
+        if (page == NO_PAGE) break;
+        s->pages[s->n_pages++] = page;
+    }
+    s->n_known = s->n_pages;
+    s->n_computed = s->n_pages * KV_PAGE_TOKENS;
+}
+
+void sequence_remember(sequence *s, kv_pool *pool) {
+    int32_t ids[KV_PAGE_TOKENS];
+    for (; pool->caches && s->n_known < s->n_computed / KV_PAGE_TOKENS; s->n_known++) {
+        page_ids(s, s->n_known, ids);
+        s->pages[s->n_known] = kv_pool_keep(pool, s->pages[s->n_known], page_before(s, s->n_known), ids);
     }
 }
 
-void sequence_truncate(sequence *s, kv_pool *pool, int first) {
-    while (s->n_pages > first) kv_pool_drop(pool, s->pages[--s->n_pages]);
-    int held = s->n_pages * KV_PAGE_TOKENS;
-    if (s->n_computed > held) s->n_computed = held;
+void sequence_share(sequence *to, const sequence *from, kv_pool *pool) {
+    assert(to->n_pages == 0 && sequence_pending(from) == 0 && from->n <= to->n);
+    for (; to->n_pages < from->n / KV_PAGE_TOKENS; to->n_pages++) {
+        to->pages[to->n_pages] = from->pages[to->n_pages];
+        kv_pool_share(pool, to->pages[to->n_pages]);
+    }
+    to->n_known = from->n_known;
+    to->n_computed = to->n_pages * KV_PAGE_TOKENS;
+}
+
+void sequence_take_over(sequence *to, sequence *from) {
+    assert(to->n_computed == to->n_pages * KV_PAGE_TOKENS && from->n_pages == to->n_pages + 1);
+    to->pages[to->n_pages++] = from->pages[--from->n_pages];
+    to->n_computed = from->n_computed;
+    from->n_computed = from->n_pages * KV_PAGE_TOKENS;
 }

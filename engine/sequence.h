@@ -3,7 +3,13 @@
  *
  * Tokens [0, n_head) are borrowed (a row borrows its prompt's), tokens [n_head, n) are its own.  Positions
  * [0, n_computed) have their K and V in `pages`.  Whatever lies between n_computed and n is pending: a prompt
- * still to be prefilled, a forced span, or the one token drawn last.  Engine thread only. */
+ * still to be prefilled, a forced span, the one token drawn last, or all after the pages were given back.
+ *
+ *   pages      | known | known | known |  full  |  part  |
+ *   tokens     |.......|.......|.......|........|...     |......
+ *                              n_known * 64          n_computed    n
+ *
+ * Pages are known to the prefix cache as soon as sequence_remember() saw them full.  Engine thread only. */
 #ifndef COP_SEQUENCE_H
 #define COP_SEQUENCE_H
 
@@ -18,12 +24,12 @@ typedef struct sequence {
     int n_computed;
     int32_t *pages; /* [cap_pages] owned */
     int n_pages, cap_pages;
-    int n_reserved; /* pages promised to it by the pool and not taken */
+    int n_known; /* pages [0, n_known) are known to the cache */
 } sequence;
 
-/* Room for n_head + cap_tail tokens.  On failure the sequence is zeroed. */
+/* Room for n_head + cap_tail tokens; no pages.  On failure the sequence is zeroed. */
 cop_status sequence_init(sequence *s, const int32_t *head, int n_head, int cap_tail, cop_error *err);
-/* Give pages and promises back and free the arrays. */
+/* Give the pages back and free the arrays.  `pool` may be NULL if it holds no pages. */
 void sequence_free(sequence *s, kv_pool *pool);
 
 int sequence_pages_for(int n_tokens); /* ceil(n_tokens / KV_PAGE_TOKENS) */
@@ -31,10 +37,23 @@ int32_t sequence_token(const sequence *s, int pos);
 void sequence_push(sequence *s, int32_t token);
 static inline int sequence_pending(const sequence *s) { return s->n - s->n_computed; }
 
-/* Have pages for positions [0, n_tokens), drawn on the sequence's reservation. */
-void sequence_extend(sequence *s, kv_pool *pool, int n_tokens);
+/* Have pages for positions [0, n_tokens).  False: the pool has no more; it keeps those that it got. */
+bool sequence_extend(sequence *s, kv_pool *pool, int n_tokens);
 
-/* Drop the pages from index `first` on; what they held is no longer computed. */
-void sequence_truncate(sequence *s, kv_pool *pool, int first);
+/* Give all pages back, the last one first; then nothing is computed. */
+void sequence_release(sequence *s, kv_pool *pool);
+
+/* Take pages that the cache knows, as many as lie within the first n_tokens, for a sequence that has none.
+ * They count as computed. */
+void sequence_restore(sequence *s, kv_pool *pool, int n_tokens);
+
+/* Let the cache know the pages that are full by now. */
+void sequence_remember(sequence *s, kv_pool *pool);
+
+/* Let `to`, which has no pages and begins with all of `from`, share the full pages of `from`, all of which is
+ * computed. */
+void sequence_share(sequence *to, const sequence *from, kv_pool *pool);
+/* After that: let it also take over the last page of `from`, which is not full. */
+void sequence_take_over(sequence *to, sequence *from);
 
 #endif

@@ -1,4 +1,4 @@
-/* One step: collect a ragged batch, run it, use its logits. */
+/* One step: collect a ragged batch as planned, run it, use its logits. */
 #include "engine/engine_internal.h"
 
 #include <string.h>
@@ -52,57 +52,33 @@ void step_draw_rows(engine *e, int n, const float *logits) {
 
 /* ---- The step. */
 
-/* Put up to `most` pending tokens of a sequence into the batch. */
-static int add_span(engine *e, k_batch *b, int *n_spans, span_kind kind, sequence *s, void *owner, int most) {
-    int n = sequence_pending(s) < most ? sequence_pending(s) : most;
-    if (n <= 0) return 0;
-    sequence_extend(s, &e->pool, s->n_computed + n);
-    int table = *n_spans;
+/* Put a task's tokens of this step into the batch. */
+static void add_span(engine *e, k_batch *b, int table, task *t) {
+    const sequence *s = task_sequence(t);
+    for (int i = s->n_computed / KV_PAGE_TOKENS; i < sequence_pages_for(s->n_computed + t->n_step); i++)
+        assert(kv_pool_may_write(&e->pool, s->pages[i]));
     memcpy(e->pages + (size_t)table * (size_t)e->page_stride, s->pages,
            (size_t)s->n_pages * sizeof *s->pages);
-    e->spans[(*n_spans)++] = (span){.kind = kind, .seq = s, .owner = owner, .first = b->n, .n = n};
-    for (int i = 0; i < n; i++, b->n++) {
+    e->spans[table] = (span){.task = t, .first = b->n, .n = t->n_step};
+    for (int i = 0; i < t->n_step; i++, b->n++) {
         int pos = s->n_computed + i;
         e->ids[b->n] = sequence_token(s, pos);
         e->prev[b->n] = pos > 0 ? sequence_token(s, pos - 1) : -1;
         e->pos[b->n] = pos;
         e->table[b->n] = table;
     }
-    return n;
-}
-
-/* Whether a sample waits for this prompt to be computed. */
-static bool is_awaited(const prompt *p) { return p->n_granted > p->n_started; }
-
-static bool rows_held(const engine *e) {
-    bool held = false;
-    for (size_t i = 0; i < e->n_prompts && e->o.hold_rows; i++) held = held || is_awaited(e->prompts[i]);
-    return held;
 }
 
 static int collect(engine *e, k_batch *b) {
-    int n_spans = 0, budget = e->o.step_tokens;
-    int n_rows = rows_held(e) ? 0 : e->n_rows;
-    int span_tokens = e->o.span_tokens ? e->o.span_tokens : budget;
+    int n_spans = 0;
     *b = (k_batch){.ids = e->ids,
                    .prev = e->prev,
                    .pos = e->pos,
                    .table = e->table,
                    .pages = e->pages,
                    .page_stride = e->page_stride};
-    /* A row always moves by a token; the rest of a forced span counts against the budget like prompts do. */
-    for (int i = 0; i < n_rows; i++) {
-        int most = 1 + (span_tokens - 1 < budget ? span_tokens - 1 : budget);
-        budget -= add_span(e, b, &n_spans, SPAN_ROW, &e->rows[i]->row.seq, e->rows[i], most) - 1;
-    }
-    for (size_t i = 0; i < e->n_prompts; i++) {
-        if (!is_awaited(e->prompts[i])) continue;
-        int most = span_tokens < budget ? span_tokens : budget;
-        budget -= add_span(e, b, &n_spans, SPAN_PROMPT, &e->prompts[i]->seq, e->prompts[i], most);
-    }
-    for (size_t i = 0; i < e->n_scores; i++) {
-        int most = span_tokens < budget ? span_tokens : budget;
-        budget -= add_span(e, b, &n_spans, SPAN_SCORE, &e->scores[i]->seq, e->scores[i], most);
+    for (int i = 0; i < e->n_tasks; i++) {
+        if (e->tasks[i]->n_step > 0) add_span(e, b, n_spans++, e->tasks[i]);
     }
     return n_spans;
 }
@@ -113,8 +89,9 @@ static int list_wants(engine *e, int n_spans) {
     int n = 0;
     for (int i = 0; i < n_spans; i++) {
         const span *s = &e->spans[i];
-        if (s->kind != SPAN_SCORE && sequence_pending(s->seq) > 0) continue;
-        for (int t = s->kind == SPAN_SCORE ? 0 : s->n - 1; t < s->n; t++)
+        bool score = s->task->kind == TASK_SCORE;
+        if (!score && sequence_pending(task_sequence(s->task)) > 0) continue;
+        for (int t = score ? 0 : s->n - 1; t < s->n; t++)
             e->wants[n++] = (want){.span = s, .token = s->first + t};
     }
     return n;
@@ -139,16 +116,16 @@ static k_target target_of(scored *s, int pos, int logits_row) {
 static void score_tokens(engine *e, const want *wants, int n, const float *logits) {
     int n_targets = 0;
     for (int i = 0; i < n; i++) {
-        if (wants[i].span->kind == SPAN_SCORE) {
+        if (wants[i].span->task->kind == TASK_SCORE) {
             int pos = e->pos[wants[i].token];
-            e->targets[n_targets++] = target_of(wants[i].span->owner, pos, i);
+            e->targets[n_targets++] = target_of(task_scored(wants[i].span->task), pos, i);
         }
     }
     if (n_targets == 0) return;
     bool ok = k_score(e->k, e->target_logprobs, e->targets, n_targets, logits, e->a.vocab, e->a.vocab);
     for (int i = 0, t = 0; i < n; i++) {
-        if (wants[i].span->kind != SPAN_SCORE) continue;
-        scored *s = wants[i].span->owner;
+        if (wants[i].span->task->kind != TASK_SCORE) continue;
+        scored *s = task_scored(wants[i].span->task);
         int pos = e->pos[wants[i].token];
         if (e->targets[t].token >= 0) s->logprobs[pos + 1] = e->target_logprobs[t];
         t++;
@@ -166,13 +143,14 @@ static void use_logits(engine *e, const want *wants, int n, const float *logits)
     int n_drawing = 0;
     where_is(&e->where, "results", -1);
     for (int i = 0; i < n; i++) {
-        if (wants[i].span->kind == SPAN_ROW) {
-            live_row *r = wants[i].span->owner;
-            e->drawing[n_drawing] = r;
-            e->draws[n_drawing++] = step_draw(r, i);
-        } else if (wants[i].span->kind == SPAN_PROMPT) {
-            prompt *p = wants[i].span->owner;
-            k_copy(e->k, p->logits, logits + (size_t)i * (size_t)e->a.vocab, (size_t)e->a.vocab);
+        const task *t = wants[i].span->task;
+        if (t->kind == TASK_ROW) {
+            e->drawing[n_drawing] = task_row(t);
+            e->draws[n_drawing++] = step_draw(task_row(t), i);
+        } else if (t->kind == TASK_PROMPT) {
+            prompt *p = task_prompt(t);
+            size_t vocab = (size_t)e->a.vocab;
+            k_copy(e->k, e->first_logits + (size_t)p->slot * vocab, logits + (size_t)i * vocab, vocab);
             p->ready = true;
         }
     }
@@ -186,8 +164,26 @@ static void fail_all(engine *e, const cop_error *err) {
 
 static void advance(engine *e, int n_spans) {
     for (int i = 0; i < n_spans; i++) {
-        e->spans[i].seq->n_computed += e->spans[i].n;
-        if (e->spans[i].kind == SPAN_PROMPT) e->totals.prefilled_tokens += (uint64_t)e->spans[i].n;
+        sequence *s = task_sequence(e->spans[i].task);
+        int n_prompt = s->n_head - s->n_computed; /* of a row, what is its prompt's */
+        if (n_prompt > e->spans[i].n) n_prompt = e->spans[i].n;
+        if (n_prompt > 0 && e->spans[i].task->kind != TASK_SCORE)
+            e->totals.prefilled_tokens += (uint64_t)n_prompt;
+        s->n_computed += e->spans[i].n;
+    }
+}
+
+/* The pages that the step filled are valid: let others find them. */
+static void remember(engine *e, int n_spans) {
+    for (int i = 0; i < n_spans; i++) sequence_remember(task_sequence(e->spans[i].task), &e->pool);
+}
+
+static void finish_scores(engine *e, int n_spans) {
+    for (int i = 0; i < n_spans; i++) {
+        if (e->spans[i].task->kind != TASK_SCORE) continue;
+        scored *s = task_scored(e->spans[i].task);
+        if (s->n_scored < s->seq.n_computed) s->n_scored = s->seq.n_computed;
+        if (s->n_scored == s->seq.n && !s->job->over) finish_scored(s);
     }
 }
 
@@ -207,11 +203,11 @@ static void run_batch(engine *e, const k_batch *b, int n_spans) {
         use_logits(e, e->wants + first, n, logits);
     }
     cop_error err;
-    if (k_sync(e->k, &err) != COP_OK) fail_all(e, &err);
-    for (size_t i = 0; i < e->n_scores; i++) {
-        if (sequence_pending(&e->scores[i]->seq) == 0 && !e->scores[i]->job->over)
-            finish_scored(e->scores[i]);
-    }
+    if (k_sync(e->k, &err) != COP_OK)
+        fail_all(e, &err);
+    else
+        remember(e, n_spans);
+    finish_scores(e, n_spans);
 }
 
 /* Whether something may still start by itself. */
@@ -225,16 +221,17 @@ static bool has_unparked(const engine *e) {
 static bool step(engine *e) {
     if (!e->bound) k_bind(e->k);
     e->bound = true;
-    admission_grant(e);
-    admission_start(e);
+    admission_run(e);
     finish_sweep(e); /* a first token can end a sample, and a sequence of one token needs no pass */
+    plan_step(e);
     k_batch b;
     int n_spans = collect(e, &b);
-    if (n_spans == 0)
-        return has_unparked(e); /* all that there was ended with its first token, or is parked */
+    /* All that there was ended with its first token, or nothing is left but what is parked. */
+    if (n_spans == 0) return e->n_tasks > 0 || has_unparked(e);
     where_batch(&e->where, n_spans, b.n);
     run_batch(e, &b, n_spans);
-    admission_start(e);
+    finish_sweep(e); /* what ended makes room */
+    admission_run(e);
     finish_sweep(e);
     return true;
 }

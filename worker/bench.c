@@ -314,6 +314,7 @@ static int check_choices(choices *c, const model_options *m) {
 static cop_status open_engine(bench *b, const model_options *m, cop_error *err) {
     engine_options o = model_engine_options(m);
     o.hold_rows = true;
+    o.no_prefix_cache = true; /* every run computes its prompts */
     o.max_rows = FORK_SAMPLES;
     for (int i = 0; i < b->c->n_entries; i++)
         if (b->c->n[i] > o.max_rows) o.max_rows = b->c->n[i];

@@ -515,6 +515,7 @@ static void tell_status(engine_loop *l, parcel *p) {
                            .queued = s.queued,
                            .pages_total = s.pages_total,
                            .pages_used = s.pages_used,
+                           .pages_cached = s.pages_cached,
                            .pages_free = s.pages_free,
                            .pages_shared = s.pages_shared,
                            .weights = weights_of(l),
@@ -522,8 +523,10 @@ static void tell_status(engine_loop *l, parcel *p) {
                            .samples = s.samples,
                            .prompt_tokens = s.prompt_tokens,
                            .prefilled_tokens = s.prefilled_tokens,
+                           .cached_tokens = s.cached_tokens,
                            .sampled_tokens = s.sampled_tokens,
                            .forced_tokens = s.forced_tokens,
+                           .preemptions = s.preemptions,
                            .steps = s.steps,
                            .seconds = clock_seconds() - l->start};
     reply_head head = convert_head(p->request);

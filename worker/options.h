@@ -58,6 +58,7 @@ typedef struct model_options {
     int64_t context;               /* 0: the model's */
     size_t kv_memory;              /* 0: a quarter of the free memory */
     int64_t max_rows, step_tokens; /* as engine_options; 0: engine_defaults() */
+    bool no_prefix_cache;
 } model_options;
 model_options model_options_defaults(void);
 

@@ -40,7 +40,7 @@ static int run(int argc, char **argv) {
     m.max_rows = engine_defaults().max_rows;
     m.step_tokens = engine_defaults().step_tokens;
     int64_t max_queue = 1000;
-    enum { N_ROWS = 9 };
+    enum { N_ROWS = 10 };
     option_spec rows[MODEL_OPTION_ROWS + N_ROWS] = {
         {.name = "bind",
          .kind = OPTION_STRING,
@@ -83,6 +83,10 @@ static int run(int argc, char **argv) {
          .min = 1,
          .max = 65536,
          .help = "prompt and forced tokens that a step computes at most, so that rows do not wait for long"},
+        {.name = "no-prefix-cache",
+         .kind = OPTION_FLAG,
+         .value = &m.no_prefix_cache,
+         .help = "compute every prompt anew, also where it begins like an earlier one"},
         {.name = "step-timeout",
          .kind = OPTION_REAL,
          .value = &s.step_timeout_sec,

@@ -173,6 +173,7 @@ static engine_options options(bool hold) {
     o.max_rows = 16;
     o.step_tokens = 64;
     o.hold_rows = hold;
+    o.no_prefix_cache = true;
     return o;
 }
 

@@ -142,6 +142,239 @@ static void samples_wait_in_order_when_pages_or_rows_are_short(void **state) {
     fixture_close(&f);
 }
 
+/* ---- Order. */
+
+typedef struct arrivals {
+    int job;
+    struct order *all;
+} arrivals;
+typedef struct order {
+    int at[100]; /* job * 100 + prompt * 10 + sample */
+    int n, n_done;
+} order;
+
+static void note_sample(void *context, const sample_result *s) {
+    const arrivals *a = context;
+    assert_int_equal(s->n_tokens, 180);
+    a->all->at[a->all->n++] = a->job * 100 + (int)s->prompt * 10 + (int)s->sample;
+}
+static void note_done(void *context, const rollout_totals *t) {
+    (void)t;
+    ((arrivals *)context)->all->n_done++;
+}
+
+/* All are equally long, so whoever is overtaken or gives way to a younger one would end too late. */
+static void what_came_first_ends_first_however_few_pages_there_are(void **state) {
+    (void)state;
+    const size_t lengths[3] = {200, 20, 128};
+    uint64_t n_preemptions = 0;
+    for (size_t n_pages = 6; n_pages <= 34; n_pages += 4) {
+        engine_options o = options();
+        o.kv_memory = n_pages * 65536; /* pages of calc-d4 in bf16 */
+        o.step_tokens = 50;
+        o.no_prefix_cache = n_pages % 8 == 2;
+        fixture f = fixture_open("calc-d4", o);
+        order all = {.n = 0};
+        arrivals jobs[3];
+        for (int j = 0; j < 3; j++) {
+            rollout_prompt prompts[3];
+            rollout_spec spec = spec_of(&prompts[0], 20, 3, 180);
+            for (int p = 0; p < 3; p++)
+                prompts[p] = (rollout_prompt){
+                    .tokens = tokens + j, .n_tokens = lengths[(p + j) % 3], .seed = (uint64_t)p};
+            spec.n_prompts = 3;
+            spec.prompts = prompts;
+            jobs[j] = (arrivals){j, &all};
+            spec.events = (rollout_events){&jobs[j], note_sample, note_done, NULL};
+            cop_error err;
+            assert_int_equal(engine_submit(f.e, &spec, NULL, &err), COP_OK);
+            for (int i = 0; i < 7; i++) engine_step(f.e);
+        }
+        run_all(f.e);
+        assert_int_equal(all.n_done, 3);
+        assert_int_equal(all.n, 27);
+        for (int i = 1; i < all.n; i++) assert_true(all.at[i] > all.at[i - 1]);
+        engine_status s;
+        engine_read_status(f.e, &s);
+        n_preemptions += s.preemptions;
+        assert_int_equal(s.pages_used, 0);
+        fixture_close(&f);
+    }
+    assert_true(n_preemptions > 20);
+}
+
+/* Five pages hold one sample, and not even a copy of its prompt's last page. */
+static void a_pool_of_one_sample_runs_one_after_the_other(void **state) {
+    (void)state;
+    for (int cached = 0; cached < 2; cached++) {
+        engine_options o = options();
+        o.kv_memory = 5 * 65536;
+        o.no_prefix_cache = !cached;
+        fixture f = fixture_open("calc-d4", o);
+        rollout_prompt p;
+        rollout_spec spec = spec_of(&p, 200, 3, 120);
+        outcome got = outcome_of(f.e, &spec);
+        engine_status s;
+        engine_read_status(f.e, &s);
+        assert_int_equal(s.preemptions, 2); /* the prompt's, by the first and the second sample */
+        assert_int_equal(s.prefilled_tokens, cached ? 200 + 2 * 8 : 3 * 200);
+        outcome_free(&got, 1);
+        fixture_close(&f);
+    }
+}
+
+/* A start leaves rows the page that each needs next, so that it does not at once cost it its own. */
+static void what_starts_takes_no_page_that_rows_need_next(void **state) {
+    (void)state;
+    engine_options o = options();
+    o.kv_memory = 6 * 65536;
+    fixture f = fixture_open("calc-d4", o);
+    rollout_prompt p;
+    outcome got[2];
+    rollout_spec spec = spec_of(&p, 60, 3, 60); /* three rows grow from a page to two */
+    outcome_start(&got[0], f.e, &spec, NULL);
+    engine_step(f.e);
+    spec = spec_of(&p, 120, 1, 60);
+    p.tokens = tokens + 1;
+    outcome_start(&got[1], f.e, &spec, NULL);
+    run_all(f.e);
+    engine_status s;
+    engine_read_status(f.e, &s);
+    assert_int_equal(s.preemptions, 0);
+    assert_int_equal(s.samples, 4);
+    outcome_free(&got[0], 1), outcome_free(&got[1], 1);
+    fixture_close(&f);
+}
+
+static void a_long_prompt_holds_up_no_row(void **state) {
+    (void)state;
+    engine_options o = options();
+    o.step_tokens = 16;
+    fixture f = fixture_open("calc-d4", o);
+    rollout_prompt p;
+    rollout_spec spec = spec_of(&p, 10, 5, 20);
+    outcome rows, late;
+    outcome_start(&rows, f.e, &spec, NULL);
+    engine_step(f.e); /* all start, with their first token */
+    spec = spec_of(&p, 400, 2, 5);
+    outcome_start(&late, f.e, &spec, NULL);
+    for (int i = 1; i < 19; i++) engine_step(f.e);
+    assert_int_equal(rows.n_samples, 0);
+    engine_step(f.e);
+    assert_int_equal(rows.n_samples, 5);
+    engine_status s;
+    engine_read_status(f.e, &s);
+    assert_int_equal(s.prefilled_tokens, 10 + 19 * 16); /* the budget is the prompt's */
+    run_all(f.e);
+    assert_int_equal(late.n_samples, 2);
+    outcome_free(&rows, 1), outcome_free(&late, 1);
+    fixture_close(&f);
+}
+
+/* A budget of a token, all of which an older row's forced answers take. */
+static void a_forced_answer_holds_up_no_other_row(void **state) {
+    (void)state;
+    engine_options o = options();
+    o.step_tokens = 1;
+    fixture f = fixture_open("calc-d4", o);
+    json_t *lines = load_lines("tests/golden/rollout_greedy.jsonl");
+    size_t n;
+    int32_t *chat = ids_of(json_object_get(json_array_get(lines, 0), "prompt"), &n);
+    rollout_prompt caller = {.tokens = chat, .n_tokens = n, .seed = 1}, p;
+    rollout_spec other = spec_of(&p, 1, 1, 60),
+                 calls = {
+                     .prompts = &caller, .n_prompts = 1, .n = 1, .sampling = rollout_sampling_defaults()};
+    calls.sampling.temperature = 0;
+    calls.sampling.calculator = true;
+    outcome first, second;
+    outcome_start(&first, f.e, &calls, NULL);
+    outcome_start(&second, f.e, &other, NULL);
+    engine_status s = {.rows = 0};
+    for (int i = 0; s.rows < 2; i++) {
+        assert_true(i < 100);
+        engine_step(f.e);
+        engine_read_status(f.e, &s);
+    }
+    for (int i = 1; i < 59; i++) engine_step(f.e);
+    assert_int_equal(second.n_samples, 0);
+    engine_step(f.e);
+    assert_int_equal(second.n_samples, 1);
+    run_all(f.e);
+    assert_true(first.samples[0].n_calls > 0 && first.samples[0].calls[0].ok);
+    outcome_free(&first, 1), outcome_free(&second, 1);
+    free(chat);
+    json_decref(lines);
+    fixture_close(&f);
+}
+
+static void status_tells_what_waits(void **state) {
+    (void)state;
+    engine_options o = options();
+    o.max_rows = 3;
+    fixture f = fixture_open("calc-d4", o);
+    rollout_prompt p;
+    rollout_spec spec = spec_of(&p, 20, 5, 30);
+    outcome got[2];
+    engine_job *jobs[2];
+    engine_status s;
+    for (int i = 0; i < 2; i++) outcome_start(&got[i], f.e, &spec, &jobs[i]);
+    engine_read_status(f.e, &s);
+    assert_int_equal(s.queued, 10);
+    assert_int_equal(s.waiting_requests, 2);
+    engine_step(f.e);
+    engine_read_status(f.e, &s);
+    assert_int_equal(s.rows, 3);
+    assert_int_equal(s.queued, 7);
+    assert_int_equal(s.waiting_requests, 1);
+    engine_cancel(f.e, jobs[0]);
+    engine_read_status(f.e, &s);
+    assert_int_equal(s.queued, 5);
+    assert_int_equal(s.waiting_requests, 1);
+    engine_cancel(f.e, jobs[1]);
+    engine_read_status(f.e, &s);
+    assert_int_equal(s.queued + s.waiting_requests + s.rows + s.pages_used, 0);
+    for (int i = 0; i < 2; i++) outcome_free(&got[i], 1);
+    fixture_close(&f);
+}
+
+/* A score begun before its pages were taken goes on where it was. */
+static void a_score_that_gave_its_pages_back_tells_the_same(void **state) {
+    (void)state;
+    engine_options o = options();
+    o.step_tokens = 4;
+    o.kv_memory = 12 * 65536;
+    fixture f = fixture_open("calc-d4", o);
+    rollout_prompt p;
+    rollout_spec spec = spec_of(&p, 60, 3, 120); /* from 3 pages to 9 */
+    scores want = scores_of(f.e, tokens, 330, 5, 0.8), got = {.top = 5};
+    outcome rows;
+    outcome_start(&rows, f.e, &spec, NULL);
+    for (int i = 0; i < 60 / 4; i++) engine_step(f.e);
+    const int32_t *ids = tokens;
+    size_t n = 330; /* 6 pages */
+    score_spec score = {.sequences = &ids,
+                        .lengths = &n,
+                        .n_sequences = 1,
+                        .top = 5,
+                        .temperature = 0.8,
+                        .context = &got,
+                        .scored = on_scored,
+                        .done = on_scores_done,
+                        .failed = on_scores_failed};
+    cop_error err;
+    assert_int_equal(engine_submit_score(f.e, &score, NULL, &err), COP_OK);
+    run_all(f.e);
+    assert_int_equal(rows.n_samples, 3);
+    assert_int_equal(got.n_done, 1);
+    assert_memory_equal(got.logprobs, want.logprobs, n * sizeof(float));
+    assert_memory_equal(got.next_logprobs, want.next_logprobs, sizeof want.next_logprobs);
+    engine_status s;
+    engine_read_status(f.e, &s);
+    assert_int_equal(s.preemptions, 1);
+    outcome_free(&rows, 1);
+    fixture_close(&f);
+}
+
 static void cancelling_tells_what_there_is(void **state) {
     (void)state;
     fixture f = fixture_open("calc-d4", options());
@@ -234,6 +467,13 @@ int main(void) {
         cmocka_unit_test(wrong_ids_are_refused_with_their_key),
         cmocka_unit_test(a_prompt_is_computed_once_and_its_full_pages_are_shared),
         cmocka_unit_test(samples_wait_in_order_when_pages_or_rows_are_short),
+        cmocka_unit_test(what_came_first_ends_first_however_few_pages_there_are),
+        cmocka_unit_test(a_pool_of_one_sample_runs_one_after_the_other),
+        cmocka_unit_test(what_starts_takes_no_page_that_rows_need_next),
+        cmocka_unit_test(a_long_prompt_holds_up_no_row),
+        cmocka_unit_test(a_forced_answer_holds_up_no_other_row),
+        cmocka_unit_test(status_tells_what_waits),
+        cmocka_unit_test(a_score_that_gave_its_pages_back_tells_the_same),
         cmocka_unit_test(cancelling_tells_what_there_is),
         cmocka_unit_test(stop_tokens_end_a_sample_and_min_tokens_holds_them_back),
         cmocka_unit_test(kept_ids_hold_the_token_and_are_best_first),

@@ -147,12 +147,43 @@ static void score_steps_allocate_nothing(void **state) {
     }
 }
 
+/* A few pages: rows give theirs back and get them again, and a job waits for its turn all the time. */
+static void steps_short_of_pages_allocate_nothing(void **state) {
+    (void)state;
+    for (int has_prefix = 0; has_prefix < 2; has_prefix++) {
+        engine_options o = options(1);
+        o.kv_memory = 8 * 65536; /* pages of calc-d4 in bf16 */
+        fixture f = fixture_open("calc-d4", o);
+        int32_t prefix = 7;
+        rollout_prompt p = {.tokens = some_tokens(), .n_tokens = 100, .seed = 5}, q = p;
+        q.tokens += 3;
+        q.has_sample = true;
+        q.prefix = &prefix;
+        q.n_prefix = (size_t)has_prefix;
+        rollout_spec spec = full_spec(&p, 1);
+        spec.sampling.max_tokens = spec.sampling.min_tokens = 150;
+        outcome got, waiting;
+        outcome_start(&got, f.e, &spec, NULL);
+        for (int i = 0; i < 3; i++) engine_step(f.e); /* all that can start has */
+        spec.n = 1;
+        spec.prompts = &q;
+        outcome_start(&waiting, f.e, &spec, NULL);
+        assert_true(steps_without_allocation(f.e, "few pages") > 20);
+        run_all(f.e);
+        assert_true(status_of(f.e).preemptions > 0);
+        assert_int_equal(got.n_samples + waiting.n_samples, SAMPLES + 1);
+        outcome_free(&got, 1), outcome_free(&waiting, 1);
+        fixture_close(&f);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decode_steps_allocate_nothing),
         cmocka_unit_test(decode_steps_within_a_call_allocate_nothing),
         cmocka_unit_test(prefill_steps_allocate_nothing),
         cmocka_unit_test(score_steps_allocate_nothing),
+        cmocka_unit_test(steps_short_of_pages_allocate_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
