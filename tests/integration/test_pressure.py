@@ -11,6 +11,8 @@ from conftest import COPPICE, PATIENCE
 from wire_client import LAST, Rollout, u32
 
 PROMPT = {"tokens": [1016, 5, 6, 7]}
+LONG = {"tokens": [1016, *range(20, 60)]}  # more than a step of `small_backlog` computes
+OTHER = {"tokens": [1016, *range(9, 90)]}
 ENDLESS = {"prompts": [PROMPT], "max_tokens": 4000, "stop_tokens": [], "tools": []}  # seconds of work for each sample
 BACKLOG = 64 << 10
 
@@ -151,12 +153,12 @@ def slow_client(worker):
 
 
 # More than pipes and sockets hold (128 messages and some megabytes), in messages of 16 KiB: the rest stays with the worker.
-MANY = {"prompts": [PROMPT], "n": 700, "seed": 9, "max_tokens": 4, "stop_tokens": [], "kept": True, "top_k": 1024}
+MANY = {"prompts": [LONG], "n": 700, "seed": 9, "max_tokens": 4, "stop_tokens": [], "kept": True, "top_k": 1024}
 
 
 @pytest.fixture(scope="module")
 def small_backlog(start_worker):
-    return start_worker("--max-rows", "16", "--max-queue", "4", "--max-backlog", str(BACKLOG))
+    return start_worker("--max-rows", "16", "--max-queue", "4", "--step-tokens", "16", "--max-backlog", str(BACKLOG))
 
 
 @pytest.fixture(scope="module")
@@ -170,11 +172,11 @@ def test_a_client_that_does_not_read_is_parked_and_loses_nothing(small_backlog, 
         before = other.ask("status")["samples"]
         many = slow.send("rollout", **MANY)
         wait_for(lambda: other.ask("status")["samples"] > before)  # so it no longer waits, and these fill the queue:
-        more = [slow.send("rollout", prompts=[PROMPT], n=2, seed=i, max_tokens=5) for i in range(4)]
+        more = [slow.send("rollout", prompts=[OTHER], n=2, seed=i, max_tokens=70) for i in range(4)]
         wait_for(stands_still, other)
         assert other.ask("status")["samples"] - before < 0.8 * len(undisturbed)
         # What it has waiting fills the queue for nobody else, and holds up nobody.
-        beside = [other.rollout([PROMPT], n=2, seed=i, max_tokens=5).samples for i in range(4)]
+        beside = [other.rollout([OTHER], n=2, seed=i, max_tokens=70).samples for i in range(4)]
         assert stands_still(other)
         late = slow.send("detokenize", tokens=[5])  # it waits, too
         got = {}
@@ -192,6 +194,8 @@ def test_requests_of_a_client_that_does_not_read_are_kept_up_to_a_limit(small_ba
         many = slow.send("rollout", **MANY)
         wait_for(stands_still, other)
         sent = [slow.send("detokenize", tokens=[5] * 1000) for _ in range(200)]  # three times the limit
+        for _ in range(300):
+            other.ask("ping")  # each round lets some of those arrive, before any reply to them is read
         assert other.rollout([PROMPT], max_tokens=3)
         got = {}
         while len(got) < 201 or any(replies[-1]["type"] not in LAST for replies in got.values()):
