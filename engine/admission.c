@@ -174,9 +174,11 @@ static bool run_listed(engine *e, room *r, int *n_drawing) {
 
 /* ---- Listing what is new.  Each of these is true if the job's next one may have its turn. */
 
-/* Tokens of a prompt that the cache had when it was listed. */
+/* Tokens of a prompt that the cache had when it was listed for the first time. */
 static void count_cached(engine *e, prompt *p, const sequence *s) {
     int n = s->n_computed < p->n_tokens ? s->n_computed : p->n_tokens;
+    if (p->counted) return;
+    p->counted = true;
     p->job->totals.cached_tokens += (uint64_t)n;
     e->totals.cached_tokens += (uint64_t)n;
 }
@@ -201,6 +203,7 @@ static bool list_prefixed(engine *e, prompt *p, room *left) {
 }
 
 static bool list_prompt(engine *e, prompt *p, room *r) {
+    if (p->n_started == p->job->n) return true; /* all of it, before the job was parked */
     if (r->rows <= 0 || r->tokens <= 0) return false;
     if (p->prepared) return list_prefixed(e, p, r);
     for (p->slot = 0; p->slot < MAX_PROMPTS && e->slot_used[p->slot];) p->slot++;
@@ -227,6 +230,7 @@ static bool list_score(engine *e, scored *s, room *r) {
 /* 2. What was never listed, in order of arrival. */
 static void list_new(engine *e, room *r) {
     for (engine_job *j = e->jobs; j; j = j->next) {
+        if (j->parked) continue;
         size_t n = j->kind == JOB_ROLLOUT ? j->n_prompts : j->n_scores;
         for (; !j->over && j->cursor < n; j->cursor++) {
             bool listed = j->kind == JOB_ROLLOUT ? list_prompt(e, &j->prompts[j->cursor], r)

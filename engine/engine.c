@@ -88,7 +88,8 @@ static cop_status open_parts(engine *e, checkpoint *c, uint64_t seed, cop_error 
     if (status == COP_OK)
         status = c ? weights_open(&e->w, e->k, c, err) : weights_open_random(&e->w, e->k, &e->a, seed, err);
     if (status == COP_OK)
-        status = forward_open(&e->f, e->k, &e->a, e->w, e->context, e->max_tokens, MAX_LOGITS, err);
+        status =
+            forward_open(&e->f, e->k, &e->a, e->w, &e->where, e->context, e->max_tokens, MAX_LOGITS, err);
     if (status == COP_OK) status = open_pool(e, err);
     if (status == COP_OK) status = open_step(e, err);
     return status;
@@ -175,6 +176,19 @@ void engine_abandon(engine *e, engine_job *j) {
     finish_sweep(e);
 }
 
+void engine_park(engine *e, engine_job *j, bool parked) {
+    j->parked = parked;
+    if (!parked || j->kind != JOB_ROLLOUT) return;
+    /* Its prompts leave the list, with their pages and their claim on rows; those with samples to start are
+     * listed again later, as the youngest. */
+    for (size_t i = j->cursor; i-- > 0;) {
+        if (j->prompts[i].n_started < j->n) j->cursor = i;
+    }
+    finish_sweep(e);
+}
+
+bool engine_job_started(const engine_job *j) { return j->cursor > 0; }
+
 /* ---- Submitting. */
 
 static void enqueue(engine *e, engine_job *j, engine_job **out) {
@@ -211,6 +225,15 @@ const char *engine_isa(const engine *e) { return cpu_isa_name(k_isa(e->k)); }
 int engine_threads(const engine *e) { return k_threads(e->k); }
 int engine_context(const engine *e) { return e->context; }
 bool engine_has_calculator(const engine *e) { return e->limits.has_calculator; }
+
+engine_place engine_where(const engine *e) {
+    const where *w = &e->where;
+    return (engine_place){.operation = atomic_load_explicit(&w->operation, memory_order_relaxed),
+                          .layer = atomic_load_explicit(&w->layer, memory_order_relaxed),
+                          .n_rows = atomic_load_explicit(&w->n_rows, memory_order_relaxed),
+                          .n_tokens = atomic_load_explicit(&w->n_tokens, memory_order_relaxed),
+                          .step = atomic_load_explicit(&w->step, memory_order_relaxed)};
+}
 
 void engine_read_status(const engine *e, engine_status *s) {
     *s = e->totals;

@@ -163,9 +163,25 @@ void engine_cancel(engine *e, engine_job *job);
 /* End a job without any event: nobody is interested any more. */
 void engine_abandon(engine *e, engine_job *job);
 
-/* Run one step, if there is work.  False: there was nothing to do.  A failure of the backend fails the jobs
- * concerned. */
+/* Start nothing more of a job, and nothing behind it waits for that; false: go on, before what came later and
+ * has not started.  Samples that run already run to their end. */
+void engine_park(engine *e, engine_job *job, bool parked);
+
+/* Whether something of a job that was never parked has been started: until then it only waits. */
+bool engine_job_started(const engine_job *job);
+
+/* Run one step, if there is work.  False: there was nothing to do, or only parked jobs are left.  A failure
+ * of the backend fails the jobs concerned. */
 bool engine_step(engine *e);
+
+/* Where the step is that runs now, to tell which one does not come back.  Any thread. */
+typedef struct engine_place {
+    const char *operation; /* a literal; NULL: no step runs */
+    int layer;             /* from 0; -1: of no layer */
+    int n_rows, n_tokens;  /* sequences and tokens of the batch; 0 before it is collected */
+    uint64_t step;         /* from 1 */
+} engine_place;
+engine_place engine_where(const engine *e);
 
 /* Facts.  Any thread may read what never changes: these. */
 const arch *engine_arch(const engine *e);

@@ -8,6 +8,7 @@
 
 #include "engine/forward.h"
 #include "engine/job.h"
+#include "engine/where.h"
 
 enum {
     MAX_LOGITS = 128, /* rows of logits computed at a time */
@@ -77,6 +78,7 @@ struct engine {
     float *target_logprobs;
 
     engine_status totals; /* the counters of it */
+    where where;
 };
 
 /* ---- admission.c */

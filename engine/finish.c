@@ -41,7 +41,7 @@ void finish_failed(engine_job *j, const cop_error *err) {
 static bool is_over(const task *t) {
     if (task_job(t)->over) return true;
     switch (t->kind) {
-    case TASK_PROMPT: return task_prompt(t)->n_started == task_prompt(t)->job->n;
+    case TASK_PROMPT: return task_prompt(t)->n_started == task_prompt(t)->job->n || task_job(t)->parked;
     case TASK_ROW: return task_row(t)->row.state != ROW_RUNNING;
     default: return task_scored(t)->n_scored == task_scored(t)->seq.n;
     }
@@ -55,7 +55,9 @@ static void drop(engine *e, task *t) {
         return;
     }
     sequence_release(task_sequence(t), &e->pool);
-    if (t->kind == TASK_PROMPT) e->slot_used[task_prompt(t)->slot] = false;
+    if (t->kind != TASK_PROMPT) return;
+    e->slot_used[task_prompt(t)->slot] = false;
+    task_prompt(t)->ready = false; /* that of a parked job is listed again */
 }
 
 /* Cancel the samples of a settled prompt that have not ended; those that have not started never will. */

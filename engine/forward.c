@@ -5,6 +5,7 @@ struct forward {
     k_ctx *k;
     const arch *a;
     const weights *w;
+    where *at;
     k_rope *rope;
     float *x, *x0,
         *middle; /* [max_tokens, dim]: residual stream, its start, its copy after layer n_layers / 2 */
@@ -16,12 +17,12 @@ struct forward {
     float *logits;          /* [max_logits, vocab] */
 };
 
-cop_status forward_open(forward **out, k_ctx *k, const arch *a, const weights *w, int context, int max_tokens,
-                        int max_logits, cop_error *err) {
+cop_status forward_open(forward **out, k_ctx *k, const arch *a, const weights *w, where *at, int context,
+                        int max_tokens, int max_logits, cop_error *err) {
     *out = NULL;
     forward *f = mem_zalloc(1, sizeof *f);
     if (!f) return cop_fail(err, COP_ENOMEM, "could not allocate the forward pass");
-    *f = (forward){.k = k, .a = a, .w = w};
+    *f = (forward){.k = k, .a = a, .w = w, .at = at};
     int kv = a->n_kv_heads * a->head_dim;
     struct {
         float **p;
@@ -67,6 +68,7 @@ void forward_run(forward *f, const k_batch *b, const k_kv *kv) {
     const int n = b->n, dim = a->dim;
     const size_t n_stream = (size_t)n * (size_t)dim;
 
+    where_is(f->at, "embedding", -1);
     k_embed(k, f->x, w->embed, b, dim, a->eps, w->smear_gate, a->smear_channels, w->smear_lambda);
     if (a->has_lambdas) k_copy(k, f->x0, f->x, n_stream);
 
@@ -74,6 +76,7 @@ void forward_run(forward *f, const k_batch *b, const k_kv *kv) {
         const layer_weights *l = &w->layers[i];
 
         /* Attention reads the normed stream. */
+        where_is(f->at, "projections", i);
         k_mix_norm(k, f->h, f->x, a->has_lambdas ? f->x0 : NULL, l->resid, l->x0, n, dim, a->eps);
         const k_product from_h[] = {
             {f->q, l->q, f->h, dim, K_STORE},
@@ -95,10 +98,12 @@ void forward_run(forward *f, const k_batch *b, const k_kv *kv) {
                              .n_heads = a->n_heads,
                              .layer = i},
                     f->rope, b, kv);
+        where_is(f->at, "attention", i);
         k_attention(k, f->q, f->q, b, kv, a->n_heads, i, a->window[i]);
         k_gemm(k, f->x, l->attn_out, f->q, a->n_heads * a->head_dim, n, K_ADD);
 
         /* The MLP: relu squared. */
+        where_is(f->at, "mlp", i);
         k_mix_norm(k, f->h, f->x, NULL, 1.0f, 0.0f, n, dim, a->eps);
         k_gemm(k, f->hidden, l->fc, f->h, dim, n, K_RELU2);
         k_gemm(k, f->x, l->mlp_out, f->hidden, a->ff_dim, n, K_ADD);
@@ -110,6 +115,7 @@ void forward_run(forward *f, const k_batch *b, const k_kv *kv) {
 
 float *forward_logits(forward *f, const int32_t *index, int n) {
     const arch *a = f->a;
+    where_is(f->at, "logits", -1);
     k_gather_norm(f->k, f->last, f->x, index, n, a->dim, a->eps);
     k_gemm(f->k, f->logits, f->w->lm_head, f->last, a->dim, n, K_STORE);
     k_softcap(f->k, f->logits, n, a->vocab, a->vocab, a->softcap);

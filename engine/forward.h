@@ -3,13 +3,14 @@
 #define COP_FORWARD_H
 
 #include "engine/weights.h"
+#include "engine/where.h"
 
 typedef struct forward forward;
 
 /* Scratch for steps of at most max_tokens tokens and max_logits rows of logits at a time.  `a` and `w` are
- * borrowed. */
-cop_status forward_open(forward **out, k_ctx *k, const arch *a, const weights *w, int context, int max_tokens,
-                        int max_logits, cop_error *err);
+ * borrowed, and `at`, which is told each operation. */
+cop_status forward_open(forward **out, k_ctx *k, const arch *a, const weights *w, where *at, int context,
+                        int max_tokens, int max_logits, cop_error *err);
 void forward_close(forward *f);
 
 /* Compute the batch: its K and V go into the pages, the last layer's output stays in `f` until the next call.

@@ -38,8 +38,9 @@ typedef struct prompt {
 
     sequence seq;
     uint32_t n_started;
-    int slot;   /* while listed: where the logits of its last token go */
-    bool ready; /* all tokens computed, logits there */
+    int slot;     /* while listed: where the logits of its last token go */
+    bool ready;   /* all tokens computed, logits there */
+    bool counted; /* its cached_tokens are */
 } prompt;
 
 /* Enough of its samples have ended: none of the others goes on, and they are cancelled by the next sweep. */
@@ -65,6 +66,7 @@ struct engine_job {
     job_kind kind;
     bool over;         /* nothing more is computed for it; removed at the end of the step */
     bool silent;       /* no event when it is removed */
+    bool parked;       /* nothing more of it is listed or started */
     cop_error failure; /* status COP_OK: it ends with done() */
     double start;      /* seconds, monotonic */
     size_t cursor;     /* first prompt or sequence that was never listed; 0: nothing has started */

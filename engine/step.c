@@ -29,6 +29,7 @@ k_draw step_draw(const live_row *r, int logits_row) {
 void step_draw_rows(engine *e, int n, const float *logits) {
     for (int i = 0; i < n; i++) e->draws[i].kept = row_kept_room(&e->drawing[i]->row);
     double start = clock_seconds();
+    where_is(&e->where, "sampling", -1);
     k_sample(e->k, e->drawn, e->draws, n, logits, e->a.vocab, e->a.vocab);
     e->totals.seconds_sample += clock_seconds() - start;
     for (int i = 0; i < n; i++) {
@@ -145,6 +146,7 @@ static void score_tokens(engine *e, const want *wants, int n, const float *logit
 /* What follows from the logits of wants[0 .. n). */
 static void use_logits(engine *e, const want *wants, int n, const float *logits) {
     int n_drawing = 0;
+    where_is(&e->where, "results", -1);
     for (int i = 0; i < n; i++) {
         const task *t = wants[i].span->task;
         if (t->kind == TASK_ROW) {
@@ -213,8 +215,15 @@ static void run_batch(engine *e, const k_batch *b, int n_spans) {
     finish_scores(e, n_spans);
 }
 
-bool engine_step(engine *e) {
-    if (!e->jobs) return false;
+/* Whether something may still start by itself. */
+static bool has_unparked(const engine *e) {
+    for (const engine_job *j = e->jobs; j; j = j->next) {
+        if (!j->parked) return true;
+    }
+    return false;
+}
+
+static bool step(engine *e) {
     if (!e->bound) k_bind(e->k);
     e->bound = true;
     admission_run(e);
@@ -222,10 +231,20 @@ bool engine_step(engine *e) {
     plan_step(e);
     k_batch b;
     int n_spans = collect(e, &b);
-    if (n_spans == 0) return true; /* all that there was ended with its first token */
+    /* All that there was ended with its first token, or nothing is left but what is parked. */
+    if (n_spans == 0) return e->n_tasks > 0 || has_unparked(e);
+    where_batch(&e->where, n_spans, b.n);
     run_batch(e, &b, n_spans);
     finish_sweep(e); /* what ended makes room */
     admission_run(e);
     finish_sweep(e);
     return true;
+}
+
+bool engine_step(engine *e) {
+    if (!e->jobs) return false;
+    where_begin(&e->where);
+    bool more = step(e);
+    where_end(&e->where);
+    return more;
 }

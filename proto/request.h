@@ -24,6 +24,8 @@
 #define REQUEST_OBJECT_MULTIPLE 4  /* decoded objects may take this many times max_message */
 #define REQUEST_LEAST_TEMPERATURE 1e-3
 #define REQUEST_MOST_TEMPERATURE 100.0
+#define REQUEST_LEAST_TIMEOUT 1e-3 /* seconds */
+#define REQUEST_MOST_TIMEOUT 1e9
 
 typedef enum request_type {
     REQUEST_PING,
@@ -97,6 +99,7 @@ typedef struct request_rollout {
     const wire_text *tools; /* [n_tools], valid if has_tools; else the model's default */
     size_t n_tools;
     request_deliver deliver;
+    double timeout; /* seconds from acceptance; 0: none */
     bool has_seed, has_stop_tokens, has_tools;
     bool logprobs, model_logprobs; /* which log-probabilities to return */
     bool entropy;                  /* return the entropies */

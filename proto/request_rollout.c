@@ -135,7 +135,8 @@ static const request_field rollout_fields[] = {
     {"kept", request_read_bool, ROLLOUT(kept), REQUEST_NO_FLAG, 0, 0},
     {"text", request_read_bool, ROLLOUT(text), REQUEST_NO_FLAG, 0, 0},
     {"deliver", read_deliver, ROLLOUT(deliver), REQUEST_NO_FLAG, 0, 0},
-    {"timeout", request_read_unbuilt, 0, REQUEST_NO_FLAG, 0, 0},
+    {"timeout", request_read_real, ROLLOUT(timeout), REQUEST_NO_FLAG, REQUEST_LEAST_TIMEOUT,
+     REQUEST_MOST_TIMEOUT},
     {"min_weights", request_read_unbuilt, 0, REQUEST_NO_FLAG, 0, 0},
     {"weights_timeout", request_read_unbuilt, 0, REQUEST_NO_FLAG, 0, 0},
     {"model", request_read_unbuilt, 0, REQUEST_NO_FLAG, 0, 0},
@@ -244,7 +245,8 @@ bool request_rollout_equal(const request_rollout *a, const request_rollout *b) {
         !same_ids(a->stop_tokens, b->stop_tokens) || !same_texts(a->stop, a->n_stop, b->stop, b->n_stop) ||
         a->has_tools != b->has_tools || !same_texts(a->tools, a->n_tools, b->tools, b->n_tools) ||
         a->deliver != b->deliver || a->logprobs != b->logprobs || a->model_logprobs != b->model_logprobs ||
-        a->entropy != b->entropy || a->kept != b->kept || a->text != b->text)
+        a->entropy != b->entropy || a->kept != b->kept || a->text != b->text ||
+        a->timeout != b->timeout)
         return false;
     for (size_t i = 0; i < a->n_prompts; i++) {
         if (!same_prompt(&a->prompts[i], &b->prompts[i])) return false;

@@ -3,13 +3,13 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "worker/convert.h"
 #include "worker/log.h"
 
 bool client_equal(const client_id *a, const client_id *b) {
@@ -18,6 +18,7 @@ bool client_equal(const client_id *a, const client_id *b) {
 
 void parcel_free(parcel *p) {
     if (!p) return;
+    converted_rollout_free(&p->rollout);
     request_free(p->request);
     mem_free(p);
 }
@@ -40,6 +41,8 @@ typedef struct flight {
         *held; /* [n_held] samples that wait for their prompt or the whole request; each owns its arrays */
     size_t n_held, cap_held;
     reply_score *scores; /* [n_sequences] each owns its arrays */
+    double deadline;     /* of a rollout's timeout */
+    bool started;        /* the service has been told */
     bool broken;         /* a reply could not be made: told as an error once the engine is not calling */
 } flight;
 
@@ -59,13 +62,15 @@ static reply_weights weights_of(const engine_loop *l) {
     return (reply_weights){0, wire_text_of(engine_digest(l->engine))};
 }
 
-/* Send a message and take it; a message without bytes (there was no memory for it) is not sent, but a last
- * one still tells the service thread that the request is over. */
-static bool post(engine_loop *l, const client_id *client, wire_buffer *message, bool last) {
+typedef enum post_flags { POST_MORE = 0, POST_LAST = 1, POST_STARTED = 2 } post_flags;
+
+/* Send a message and take it; a message without bytes (there was no memory for it) is not sent, but the flags
+ * still tell the service thread that the request is over or started. */
+static bool post(engine_loop *l, const client_id *client, wire_buffer *message, int flags) {
     letter *p = mem_zalloc(1, sizeof *p);
     if (!p) {
         /* The letter itself is what the service counts: wait for memory rather than lose it. */
-        if (!last) {
+        if (!(flags & POST_LAST)) {
             wire_buffer_free(message, &worker_allocator);
             return false;
         }
@@ -73,27 +78,45 @@ static bool post(engine_loop *l, const client_id *client, wire_buffer *message, 
     }
     p->client = *client;
     p->message = *message;
-    p->last = last;
+    p->last = flags & POST_LAST;
+    p->started = flags & POST_STARTED;
     *message = (wire_buffer){0};
     queue_item *item = &p->item;
     queue_put(l->replies, &item);
     return true;
 }
 
-static void post_error(engine_loop *l, const client_id *client, const request *r, const wire_error *e) {
+/* An error, with which a request ends. */
+static void post_error(engine_loop *l, const client_id *client, const request *r, int flags,
+                       const wire_error *e) {
     wire_buffer message = {0};
     reply_head head = convert_head(r);
     reply_encode_error(&message, &head, e);
-    post(l, client, &message, true);
-}
-
-static void post_cop_error(engine_loop *l, const client_id *client, const request *r, const cop_error *e) {
-    wire_error w;
-    convert_error(&w, e);
-    post_error(l, client, r, &w);
+    post(l, client, &message, flags | POST_LAST);
 }
 
 /* ---- Flights. */
+
+/* The last letter of a flight; it has to say that the flight has started if none has. */
+static void post_end(flight *f, wire_buffer *message) {
+    post(f->loop, &f->client, message, POST_LAST | (f->started ? 0 : POST_STARTED));
+}
+
+static void post_failure(flight *f, const wire_error *e) {
+    post_error(f->loop, &f->client, f->request, f->started ? 0 : POST_STARTED, e);
+}
+
+static void post_cop_failure(flight *f, const cop_error *e) {
+    wire_error w;
+    convert_error(&w, e);
+    post_failure(f, &w);
+}
+
+/* Tell that it no longer waits; without memory that is tried again after the next step. */
+static void tell_started(flight *f) {
+    wire_buffer nothing = {0};
+    if (!f->started) f->started = post(f->loop, &f->client, &nothing, POST_STARTED);
+}
 
 static void sample_free(reply_sample *s) {
     mem_free((void *)s->tokens);
@@ -217,7 +240,7 @@ static void post_samples(flight *f, const reply_sample *samples, size_t n) {
         return;
     }
     for (size_t i = 0; i < n_messages; i++) {
-        if (!post(f->loop, &f->client, &messages[i], false)) f->broken = true;
+        if (!post(f->loop, &f->client, &messages[i], POST_MORE)) f->broken = true;
     }
     reply_messages_free(messages, n_messages, &worker_allocator);
 }
@@ -278,7 +301,7 @@ static void post_broken(flight *f) {
     wire_fail(&e, WIRE_OVERLOADED, NULL,
               "there was no memory for the results: try again with fewer prompts or samples");
     e.retry_after = 1.0;
-    post_error(f->loop, &f->client, f->request, &e);
+    post_failure(f, &e);
 }
 
 static void on_done(void *context, const rollout_totals *t) {
@@ -294,13 +317,13 @@ static void on_done(void *context, const rollout_totals *t) {
     if (f->broken || !reply_encode_done(&message, &head, &done))
         post_broken(f);
     else
-        post(f->loop, &f->client, &message, true);
+        post_end(f, &message);
     flight_end(f);
 }
 
 static void on_failed(void *context, const cop_error *e) {
     flight *f = context;
-    post_cop_error(f->loop, &f->client, f->request, e);
+    post_cop_failure(f, e);
     flight_end(f);
 }
 
@@ -337,26 +360,36 @@ static void on_scores_done(void *context) {
         if (f->scores[i].logprobs || f->broken) continue;
         wire_error e; /* it was cancelled */
         wire_fail(&e, WIRE_NOT_FOUND, NULL, "the score was cancelled before it was complete");
-        post_error(f->loop, &f->client, f->request, &e);
+        post_failure(f, &e);
         flight_end(f);
         return;
     }
     if (f->broken || !reply_encode_scores(&message, &head, &scores))
         post_broken(f);
     else
-        post(f->loop, &f->client, &message, true);
+        post_end(f, &message);
     flight_end(f);
 }
 
 /* ---- Requests. */
 
+/* Takes what the parcel holds.  NULL without memory, which the client has then been told. */
 static flight *flight_open(engine_loop *l, parcel *p) {
     flight *f = mem_zalloc(1, sizeof *f);
-    if (!f) return NULL;
+    if (!f) {
+        wire_error e;
+        wire_fail(&e, WIRE_OVERLOADED, NULL, "there was no memory for the request");
+        e.retry_after = 1.0;
+        post_error(l, &p->client, p->request, POST_STARTED, &e);
+        return NULL;
+    }
     f->loop = l;
     f->client = p->client;
     f->request = p->request;
+    f->rollout = p->rollout;
+    f->deadline = p->deadline;
     p->request = NULL;
+    p->rollout = (converted_rollout){0};
     f->next = l->flights;
     l->flights = f;
     return f;
@@ -370,7 +403,8 @@ static bool post_accepted(flight *f, uint64_t seed) {
                                .numerics = wire_text_of(engine_numerics(f->loop->engine))};
     reply_head head = convert_head(f->request);
     wire_buffer message = {0};
-    return reply_encode_accepted(&message, &head, &accepted) && post(f->loop, &f->client, &message, false);
+    return reply_encode_accepted(&message, &head, &accepted) &&
+           post(f->loop, &f->client, &message, POST_MORE);
 }
 
 /* The engine knows prompts by their tokens: name the key that the client sent instead. */
@@ -384,7 +418,7 @@ static void name_as_sent(const request_rollout *r, cop_error *err) {
                  kind == REQUEST_INPUT_TEXT ? "text" : "messages");
 }
 
-static cop_status submit_rollout(flight *f, uint64_t seed, cop_error *err) {
+static cop_status submit_rollout(flight *f, cop_error *err) {
     engine_loop *l = f->loop;
     const request_rollout *r = &f->request->rollout;
     if (r->text && !l->tokenizer) {
@@ -392,10 +426,8 @@ static cop_status submit_rollout(flight *f, uint64_t seed, cop_error *err) {
         snprintf(err->key, sizeof err->key, "text");
         return COP_EUNSUPPORTED;
     }
-    cop_status status = convert_rollout(&f->rollout, r, seed, l->engine, l->tokenizer, err);
-    if (status != COP_OK) return status;
     f->rollout.spec.events = (rollout_events){f, on_sample, on_done, on_failed};
-    status = engine_submit(l->engine, &f->rollout.spec, &f->job, err);
+    cop_status status = engine_submit(l->engine, &f->rollout.spec, &f->job, err);
     if (status != COP_OK) name_as_sent(r, err);
     return status;
 }
@@ -406,22 +438,16 @@ static void start_rollout(engine_loop *l, parcel *p) {
         wire_error e;
         wire_fail(&e, WIRE_DUPLICATE_ID, "id",
                   "a rollout with this id is in flight: use another id, such as a UUID");
-        post_error(l, &p->client, r, &e);
+        post_error(l, &p->client, r, POST_STARTED, &e);
         return;
     }
-    uint64_t seed = r->rollout.has_seed ? r->rollout.seed : convert_seed();
-    client_id client = p->client;
     cop_error err = {0};
     flight *f = flight_open(l, p);
-    if (!f) {
-        cop_fail(&err, COP_ENOMEM, "could not start a rollout");
-        post_cop_error(l, &client, r, &err);
-        return;
-    }
-    if (submit_rollout(f, seed, &err) != COP_OK) {
-        post_cop_error(l, &client, f->request, &err);
+    if (!f) return;
+    if (submit_rollout(f, &err) != COP_OK) {
+        post_cop_failure(f, &err);
         flight_end(f);
-    } else if (!post_accepted(f, seed)) {
+    } else if (!post_accepted(f, p->seed)) {
         f->broken = true;
     }
 }
@@ -460,15 +486,10 @@ static cop_status submit_score(flight *f, cop_error *err) {
 }
 
 static void start_score(engine_loop *l, parcel *p) {
-    client_id client = p->client;
     cop_error err = {0};
-    const request *r = p->request;
     flight *f = flight_open(l, p);
-    if (!f) {
-        cop_fail(&err, COP_ENOMEM, "could not start a score");
-        post_cop_error(l, &client, r, &err);
-    } else if (submit_score(f, &err) != COP_OK) {
-        post_cop_error(l, &client, f->request, &err);
+    if (f && submit_score(f, &err) != COP_OK) {
+        post_cop_failure(f, &err);
         flight_end(f);
     }
 }
@@ -479,14 +500,14 @@ static void cancel_target(engine_loop *l, parcel *p) {
     if (!target) {
         wire_error e;
         wire_fail(&e, WIRE_NOT_FOUND, "target", "no rollout with this id is in flight");
-        post_error(l, &p->client, r, &e);
+        post_error(l, &p->client, r, 0, &e);
         return;
     }
     engine_cancel(l->engine, target->job); /* tells its samples and its end, and frees the flight */
     reply_head head = convert_head(r);
     wire_buffer message = {0};
     reply_encode_done(&message, &head, NULL);
-    post(l, &p->client, &message, true);
+    post(l, &p->client, &message, POST_LAST);
 }
 
 static void tell_status(engine_loop *l, parcel *p) {
@@ -496,6 +517,7 @@ static void tell_status(engine_loop *l, parcel *p) {
                            .queued = s.queued,
                            .pages_total = s.pages_total,
                            .pages_used = s.pages_used,
+                           .pages_cached = s.pages_cached,
                            .pages_free = s.pages_free,
                            .pages_shared = s.pages_shared,
                            .weights = weights_of(l),
@@ -503,14 +525,16 @@ static void tell_status(engine_loop *l, parcel *p) {
                            .samples = s.samples,
                            .prompt_tokens = s.prompt_tokens,
                            .prefilled_tokens = s.prefilled_tokens,
+                           .cached_tokens = s.cached_tokens,
                            .sampled_tokens = s.sampled_tokens,
                            .forced_tokens = s.forced_tokens,
+                           .preemptions = s.preemptions,
                            .steps = s.steps,
                            .seconds = clock_seconds() - l->start};
     reply_head head = convert_head(p->request);
     wire_buffer message = {0};
     reply_encode_status(&message, &head, &status);
-    post(l, &p->client, &message, true);
+    post(l, &p->client, &message, POST_LAST);
 }
 
 /* The client's flights end without a word to it; the service still counts their ends. */
@@ -520,8 +544,17 @@ static void drop_client(engine_loop *l, const client_id *client) {
         if (!client_equal(&f->client, client)) continue;
         engine_abandon(l->engine, f->job);
         wire_buffer nothing = {0};
-        post(l, &f->client, &nothing, true);
+        post_end(f, &nothing);
         flight_end(f);
+    }
+}
+
+/* A parked client's requests leave the line of those that wait, so that it is not full of them for others. */
+static void park_client(engine_loop *l, const client_id *client, bool parked) {
+    for (flight *f = l->flights; f; f = f->next) {
+        if (!client_equal(&f->client, client)) continue;
+        engine_park(l->engine, f->job, parked);
+        tell_started(f);
     }
 }
 
@@ -532,6 +565,8 @@ static void cancel_all(engine_loop *l) {
 static void handle(engine_loop *l, parcel *p) {
     switch (p->kind) {
     case PARCEL_GONE: drop_client(l, &p->client); break;
+    case PARCEL_PARK:
+    case PARCEL_UNPARK: park_client(l, &p->client, p->kind == PARCEL_PARK); break;
     case PARCEL_CANCEL: cancel_all(l); break;
     case PARCEL_STOP: l->stop = true; break;
     case PARCEL_REQUEST:
@@ -557,14 +592,37 @@ static void end_broken(engine_loop *l) {
     }
 }
 
+static flight *first_due(const engine_loop *l) {
+    flight *first = NULL;
+    for (flight *f = l->flights; f; f = f->next) {
+        if (!first || f->deadline < first->deadline) first = f;
+    }
+    return first;
+}
+
+/* Cancel the rollouts whose time is over. */
+static void end_late(engine_loop *l) {
+    for (flight *f; (f = first_due(l)) && f->deadline <= clock_seconds();) engine_cancel(l->engine, f->job);
+}
+
+static void tell_all_started(engine_loop *l) {
+    for (flight *f = l->flights; f; f = f->next) {
+        if (!f->started && engine_job_started(f->job)) tell_started(f);
+    }
+}
+
 static void *run(void *arg) {
     engine_loop *l = arg;
     cpu_flush_denormals();
-    while (!l->stop) {
-        parcel *p = (parcel *)(l->flights ? queue_take(l->requests) : queue_wait(l->requests));
+    for (bool busy = false; !l->stop;) {
+        const flight *due = first_due(l);
+        parcel *p = (parcel *)(busy ? queue_take(l->requests)
+                                    : queue_wait_until(l->requests, due ? due->deadline : INFINITY));
         for (; p; p = (parcel *)queue_take(l->requests)) handle(l, p);
-        engine_step(l->engine);
+        end_late(l);
+        busy = engine_step(l->engine);
         end_broken(l);
+        tell_all_started(l);
     }
     return NULL;
 }

@@ -3,14 +3,13 @@
  *   service thread --- parcel{client, request} ---> requests --> engine thread
  *   service thread <-- letter{client, message} ---- replies  <--
  *
- * Every parcel with a request gets exactly one letter that is marked last.  Nothing but the two queues is
- * shared. */
+ * Every parcel with a request gets exactly one letter that is marked last; of those with a rollout or a score
+ * exactly one, that one at the latest, is marked started.  Nothing but the two queues is shared. */
 #ifndef COP_ENGINE_LOOP_H
 #define COP_ENGINE_LOOP_H
 
-#include "engine/engine.h"
 #include "proto/reply.h"
-#include "proto/request.h"
+#include "worker/convert.h"
 #include "worker/queue.h"
 
 /* A ROUTER's name for a connection. */
@@ -24,6 +23,8 @@ bool client_equal(const client_id *a, const client_id *b);
 typedef enum parcel_kind {
     PARCEL_REQUEST,
     PARCEL_GONE,   /* the client cannot be reached: nobody wants its rollouts */
+    PARCEL_PARK,   /* the client does not read: start nothing more for it */
+    PARCEL_UNPARK, /* it reads again */
     PARCEL_CANCEL, /* cancel everything: the grace time is over */
     PARCEL_STOP    /* end the thread; nothing is in flight */
 } parcel_kind;
@@ -33,14 +34,19 @@ typedef struct parcel { /* owned by whoever holds it; ends with parcel_free() */
     parcel_kind kind;
     client_id client;
     request *request;
+    /* Of a rollout: */
+    converted_rollout rollout;
+    uint64_t seed;   /* the request's own, or the one that was drawn for it */
+    double deadline; /* clock_seconds() at which what is unfinished is cancelled; INFINITY: never */
 } parcel;
-void parcel_free(parcel *p);
+void parcel_free(parcel *p); /* NULL does nothing */
 
 typedef struct letter { /* ends with letter_free() */
     queue_item item;
     client_id client;
-    wire_buffer message;
-    bool last; /* of its request */
+    wire_buffer message; /* empty: it only tells what the flags say */
+    bool last;           /* of its request */
+    bool started;        /* its request no longer waits: something of it runs, or it is parked or over */
 } letter;
 void letter_free(letter *l);
 

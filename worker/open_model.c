@@ -11,6 +11,9 @@ engine_options model_engine_options(const model_options *m) {
     e.pin = m->pin;
     e.context = (int)m->context;
     e.kv_memory = m->kv_memory;
+    if (m->max_rows > 0) e.max_rows = (int)m->max_rows;
+    e.no_prefix_cache = m->no_prefix_cache;
+    if (m->step_tokens > 0) e.step_tokens = (int)m->step_tokens;
     return e;
 }
 

@@ -61,11 +61,13 @@ typedef struct model_options {
     double softcap;
     const char *window_pattern, *rope_table;
     int64_t sequence_len, short_window;
-    const char *precision; /* "bf16" or "f32" */
-    int64_t threads;       /* 0: cpu_count() */
-    bool pin;              /* each of them to a core */
-    int64_t context;       /* 0: the model's */
-    size_t kv_memory;      /* 0: a quarter of the free memory */
+    const char *precision;         /* "bf16" or "f32" */
+    int64_t threads;               /* 0: cpu_count() */
+    bool pin;                      /* each of them to a core */
+    int64_t context;               /* 0: the model's */
+    size_t kv_memory;              /* 0: a quarter of the free memory */
+    int64_t max_rows, step_tokens; /* as engine_options; 0: engine_defaults() */
+    bool no_prefix_cache;
 } model_options;
 model_options model_options_defaults(void);
 

@@ -3,9 +3,11 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 struct queue {
@@ -25,7 +27,11 @@ cop_status queue_open(queue **out, cop_error *err) {
         return cop_fail(err, COP_EIO, "could not make an eventfd: %s", strerror(errno));
     }
     pthread_mutex_init(&q->mutex, NULL);
-    pthread_cond_init(&q->filled, NULL);
+    pthread_condattr_t monotonic; /* as clock_seconds() */
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&q->filled, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     *out = q;
     return COP_OK;
 }
@@ -76,10 +82,18 @@ queue_item *queue_take(queue *q) {
     return item;
 }
 
-queue_item *queue_wait(queue *q) {
+queue_item *queue_wait(queue *q) { return queue_wait_until(q, INFINITY); }
+
+queue_item *queue_wait_until(queue *q, double until) {
+    struct timespec t = {0};
+    bool bounded = until < (double)INT32_MAX; /* seconds since the machine started: beyond is never */
+    if (bounded && until > 0) t = (struct timespec){(time_t)until, (long)(fmod(until, 1.0) * 1e9)};
+    int e = 0;
     pthread_mutex_lock(&q->mutex);
-    while (!q->head) pthread_cond_wait(&q->filled, &q->mutex);
-    queue_item *item = take_locked(q);
+    while (!q->head && e != ETIMEDOUT)
+        e = bounded ? pthread_cond_timedwait(&q->filled, &q->mutex, &t)
+                    : pthread_cond_wait(&q->filled, &q->mutex);
+    queue_item *item = q->head ? take_locked(q) : NULL;
     pthread_mutex_unlock(&q->mutex);
     return item;
 }

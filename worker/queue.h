@@ -19,6 +19,8 @@ void queue_close(queue *q); /* must be empty */
 void queue_put(queue *q, queue_item **item);
 queue_item *queue_take(queue *q); /* the oldest, or NULL; never waits */
 queue_item *queue_wait(queue *q); /* the oldest; waits for one */
+/* The same, but NULL once clock_seconds() passes `until` (INFINITY: never). */
+queue_item *queue_wait_until(queue *q, double until);
 
 /* Readable while the queue may hold items; take() until NULL before polling it again. */
 int queue_fd(const queue *q);

@@ -16,7 +16,7 @@ const command command_worker = {
     .summary = "serve rollouts over ZeroMQ",
     .details =
         "Loads a model, binds a socket and answers the requests of proto/README.md until SIGTERM or SIGINT.\n"
-        "Requests in flight are then finished, for at most 15 seconds; a second signal ends it at once.",
+        "Requests in flight are then finished, for at most --grace seconds; a second signal ends it at once.",
     .example = "coppice worker --model tests/models/calc-d4 --bind tcp://127.0.0.1:5555",
     .run = run,
 };
@@ -32,8 +32,16 @@ static void name_of(char *name, size_t size, const char *path) {
 
 static int run(int argc, char **argv) {
     model_options m = model_options_defaults();
-    service_options s = {.bind = "tcp://127.0.0.1:5555", .max_message = WIRE_MAX_MESSAGE, .grace_sec = 15};
-    option_spec rows[MODEL_OPTION_ROWS + 3] = {
+    service_options s = {.bind = "tcp://127.0.0.1:5555",
+                         .max_message = WIRE_MAX_MESSAGE,
+                         .max_backlog = WIRE_MAX_MESSAGE,
+                         .step_timeout_sec = 300,
+                         .grace_sec = 15};
+    m.max_rows = engine_defaults().max_rows;
+    m.step_tokens = engine_defaults().step_tokens;
+    int64_t max_queue = 1000;
+    enum { N_ROWS = 10 };
+    option_spec rows[MODEL_OPTION_ROWS + N_ROWS] = {
         {.name = "bind",
          .kind = OPTION_STRING,
          .value = &s.bind,
@@ -49,8 +57,52 @@ static int run(int argc, char **argv) {
          .value = &s.max_message,
          .arg = "BYTES",
          .help = "largest message after expansion"},
+        {.name = "max-backlog",
+         .kind = OPTION_BYTES,
+         .value = &s.max_backlog,
+         .arg = "BYTES",
+         .help = "replies that a client may leave unread; its requests wait beyond that"},
+        {.name = "max-queue",
+         .kind = OPTION_INT,
+         .value = &max_queue,
+         .arg = "N",
+         .min = 1,
+         .max = 1000000,
+         .help = "requests that wait to be started; further ones are refused as overloaded"},
+        {.name = "max-rows",
+         .kind = OPTION_INT,
+         .value = &m.max_rows,
+         .arg = "N",
+         .min = 1,
+         .max = 65536,
+         .help = "samples that run at once; further ones wait"},
+        {.name = "step-tokens",
+         .kind = OPTION_INT,
+         .value = &m.step_tokens,
+         .arg = "N",
+         .min = 1,
+         .max = 65536,
+         .help = "prompt and forced tokens that a step computes at most, so that rows do not wait for long"},
+        {.name = "no-prefix-cache",
+         .kind = OPTION_FLAG,
+         .value = &m.no_prefix_cache,
+         .help = "compute every prompt anew, also where it begins like an earlier one"},
+        {.name = "step-timeout",
+         .kind = OPTION_REAL,
+         .value = &s.step_timeout_sec,
+         .arg = "SECONDS",
+         .min = 0.01,
+         .max = 1e6,
+         .help = "a step that takes longer ends the worker with status 3"},
+        {.name = "grace",
+         .kind = OPTION_REAL,
+         .value = &s.grace_sec,
+         .arg = "SECONDS",
+         .min = 0,
+         .max = 1e6,
+         .help = "after SIGTERM, until what still runs is cancelled"},
     };
-    int n_args, n_rows = 3 + model_option_rows(&m, true, rows + 3);
+    int n_args, n_rows = N_ROWS + model_option_rows(&m, true, rows + N_ROWS);
     int status = options_parse(&command_worker, rows, n_rows, argc, argv, 0, &n_args);
     if (status >= 0) return status;
 
@@ -58,6 +110,12 @@ static int run(int argc, char **argv) {
         fprintf(stderr, "coppice worker: option \"--max-message\" is 1K to 4G\n");
         return 2;
     }
+
+    if (s.max_backlog < (size_t)64 << 10 || s.max_backlog > (size_t)1 << 40) {
+        fprintf(stderr, "coppice worker: option \"--max-backlog\" is 64K to 1024G\n");
+        return 2;
+    }
+    s.max_queue = (int)max_queue;
 
     /* Before any thread starts, so that all of them inherit it. */
     sigset_t set;

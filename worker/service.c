@@ -7,6 +7,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -16,21 +17,18 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "worker/convert.h"
-#include "worker/engine_loop.h"
+#include "worker/backlog.h"
 #include "worker/log.h"
+#include "worker/waiting.h"
+#include "worker/watchdog.h"
 
 enum {
     BACKLOG_RETRY_MS = 5, /* a full pipe gives no sign when it empties */
-    LINGER_MS = 2000      /* for what the sockets still hold at the end */
+    PIPE_MESSAGES =
+        128,          /* that libzmq holds for a client besides the backlog: they are counted, not weighed */
+    LINGER_MS = 2000, /* for what the sockets still hold at the end */
+    FRAMES_PER_TURN = 64 /* so that a flood of requests does not hold up replies */
 };
-
-/* Letters that a client's pipe did not take, in order. */
-typedef struct backlog {
-    struct backlog *next;
-    client_id client;
-    letter *head, *tail; /* linked by item.next */
-} backlog;
 
 typedef struct service {
     engine *engine;
@@ -39,28 +37,41 @@ typedef struct service {
     void *context, *router;
     queue *requests, *replies;
     engine_loop *loop;
-    backlog *backlogs;
-    uint64_t n_open; /* parcels with a request whose last letter has not come */
-    int signals;     /* signalfd */
+    watchdog *dog;
+    backlog *backlogs; /* of clients that read too slowly */
+    client_id gone;    /* the last one that could not be reached */
+    waiting waiting;   /* rollouts and scores of which nothing has been started */
+    uint64_t n_open;   /* parcels with a request whose last letter has not come */
+    int signals;       /* signalfd */
     bool draining, cancelled;
     double deadline; /* of the grace time */
 } service;
 
 /* ---- Sending. */
 
-static void client_gone(service *s, const client_id *client) {
+/* False without memory. */
+static bool tell_engine(service *s, parcel_kind kind, const client_id *client) {
     parcel *p = mem_zalloc(1, sizeof *p);
-    if (!p) return; /* its rollouts then run to their end unseen */
-    p->kind = PARCEL_GONE;
-    p->client = *client;
+    if (!p) return false;
+    p->kind = kind;
+    if (client) p->client = *client;
     queue_item *item = &p->item;
     queue_put(s->requests, &item);
+    return true;
+}
+
+/* Every reply that was under way to it comes here; one line tells it.  Without memory to tell the engine, its
+ * rollouts run to their end unseen. */
+static void client_gone(service *s, const client_id *client) {
+    if (!client_equal(&s->gone, client))
+        log_event(LOG_INFO, "client_lost open_requests=%llu", (unsigned long long)s->n_open);
+    s->gone = *client;
+    tell_engine(s, PARCEL_GONE, client);
 }
 
 typedef enum sent { SENT, SENT_FULL, SENT_GONE } sent;
 
 static sent try_send(service *s, const letter *l) {
-    if (l->message.n == 0) return SENT;
     if (zmq_send(s->router, l->client.bytes, l->client.n, ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0)
         return errno == EAGAIN ? SENT_FULL : SENT_GONE;
     /* The pipe has taken the first part, so it takes the second. */
@@ -68,75 +79,44 @@ static sent try_send(service *s, const letter *l) {
     return SENT;
 }
 
-static backlog *find_backlog(service *s, const client_id *client) {
-    for (backlog *b = s->backlogs; b; b = b->next) {
-        if (client_equal(&b->client, client)) return b;
-    }
-    return NULL;
+/* The client has more unread replies than it may: nothing more is started for it.  Without memory to tell the
+ * engine, that is tried again with its next reply. */
+static void park_if_full(service *s, backlog *b) {
+    if (b->parked || b->letter_bytes <= s->o->max_backlog) return;
+    b->parked = tell_engine(s, PARCEL_PARK, &b->client);
+    if (b->parked) log_event(LOG_INFO, "client_parked backlog_bytes=%zu", b->letter_bytes);
 }
 
-static void append(backlog *b, letter *l) {
-    if (b->tail)
-        b->tail->item.next = &l->item;
-    else
-        b->head = l;
-    b->tail = l;
+static void unpark_if_drained(service *s, backlog *b) {
+    if (!b->parked || b->letter_bytes > s->o->max_backlog / 2) return;
+    b->parked = !tell_engine(s, PARCEL_UNPARK, &b->client);
+    if (!b->parked) log_event(LOG_INFO, "client_unparked backlog_bytes=%zu", b->letter_bytes);
 }
 
 /* Send it, keep it for later, or drop it with a client that is gone.  Takes the letter. */
 static void dispatch(service *s, letter *l) {
-    backlog *b = find_backlog(s, &l->client);
+    backlog *b = backlog_find(s->backlogs, &l->client);
+    sent result = b ? SENT_FULL : try_send(s, l);
+    if (result == SENT_FULL && !b) b = backlog_add(&s->backlogs, &l->client);
     if (b) {
-        append(b, l);
-        return;
-    }
-    sent result = try_send(s, l);
-    if (result == SENT_FULL && (b = mem_zalloc(1, sizeof *b))) {
-        b->client = l->client;
-        b->next = s->backlogs;
-        s->backlogs = b;
-        append(b, l);
+        backlog_put_letter(b, l);
+        park_if_full(s, b);
         return;
     }
     if (result != SENT) {
-        log_event(LOG_INFO, "client_lost message_bytes=%zu", l->message.n);
         client_gone(s, &l->client);
     }
     letter_free(l);
 }
 
-static void backlog_free(backlog *b) {
-    while (b->head) {
-        letter *l = b->head;
-        b->head = (letter *)l->item.next;
-        letter_free(l);
-    }
-    mem_free(b);
-}
-
-static void retry_backlogs(service *s) {
-    for (backlog **link = &s->backlogs; *link;) {
-        backlog *b = *link;
-        sent result = SENT;
-        while (b->head && (result = try_send(s, b->head)) == SENT) {
-            letter *l = b->head;
-            b->head = (letter *)l->item.next;
-            letter_free(l);
-        }
-        if (result == SENT_FULL) {
-            link = &b->next;
-            continue;
-        }
-        if (result == SENT_GONE) client_gone(s, &b->client);
-        *link = b->next;
-        backlog_free(b);
-    }
-}
-
 static void take_replies(service *s) {
     for (letter *l; (l = (letter *)queue_take(s->replies));) {
+        if (l->started) waiting_leave(&s->waiting, clock_seconds());
         if (l->last) s->n_open--;
-        dispatch(s, l);
+        if (l->message.n > 0)
+            dispatch(s, l);
+        else
+            letter_free(l);
     }
 }
 
@@ -217,19 +197,45 @@ static cop_status detokenize(service *s, const client_id *client, const request 
 
 /* ---- Receiving. */
 
+static void refuse(service *s, const client_id *client, const request *r, const char *code,
+                   double retry_after, const char *message) {
+    wire_error e;
+    wire_fail(&e, code, NULL, "%s", message);
+    e.retry_after = retry_after;
+    answer_error(s, client, r->id, r->compress, &e);
+}
+
+/* A parcel for the engine, with a rollout's prompts tokenized: that takes its time here and not the rows'. */
+static cop_status pack(parcel **out, const service *s, const client_id *client, request *r, cop_error *err) {
+    parcel *p = *out = mem_zalloc(1, sizeof *p);
+    if (!p) return cop_fail(err, COP_ENOMEM, "there was no memory for the request");
+    *p = (parcel){.kind = PARCEL_REQUEST, .client = *client, .deadline = INFINITY};
+    if (r->type == REQUEST_ROLLOUT) {
+        const request_rollout *q = &r->rollout;
+        if (q->timeout > 0) p->deadline = clock_seconds() + q->timeout;
+        p->seed = q->has_seed ? q->seed : convert_seed();
+        cop_status status = convert_rollout(&p->rollout, q, p->seed, s->engine, s->tokenizer, err);
+        if (status != COP_OK) {
+            parcel_free(p);
+            *out = NULL;
+            return status;
+        }
+    }
+    p->request = r;
+    return COP_OK;
+}
+
+/* Takes the request. */
 static void hand_over(service *s, const client_id *client, request *r) {
-    parcel *p = mem_zalloc(1, sizeof *p);
-    if (!p) {
-        cop_error err;
-        cop_fail(&err, COP_ENOMEM, "there was no memory for the request");
+    parcel *p;
+    cop_error err;
+    if (pack(&p, s, client, r, &err) != COP_OK) {
         answer_cop_error(s, client, r, &err);
         request_free(r);
         return;
     }
-    p->kind = PARCEL_REQUEST;
-    p->client = *client;
-    p->request = r;
     s->n_open++;
+    if (r->type == REQUEST_ROLLOUT || r->type == REQUEST_SCORE) waiting_enter(&s->waiting, clock_seconds());
     queue_item *item = &p->item;
     queue_put(s->requests, &item);
 }
@@ -246,9 +252,12 @@ static void route(service *s, const client_id *client, request *r) {
     case REQUEST_ROLLOUT:
     case REQUEST_SCORE:
         if (s->draining) {
-            wire_error e;
-            wire_fail(&e, WIRE_DRAINING, NULL, "the worker is shutting down: send this to another one");
-            answer_error(s, client, r->id, r->compress, &e);
+            refuse(s, client, r, WIRE_DRAINING, 0, "the worker is shutting down: send this to another one");
+            break;
+        }
+        if (waiting_is_full(&s->waiting)) {
+            refuse(s, client, r, WIRE_OVERLOADED, waiting_retry_after(&s->waiting, clock_seconds()),
+                   "as many requests wait to be started as --max-queue allows: try again later");
             break;
         }
         hand_over(s, client, r);
@@ -258,14 +267,36 @@ static void route(service *s, const client_id *client, request *r) {
     request_free(r);
 }
 
+/* False: it is no request, and the client has been told. */
+static bool decode(service *s, const client_id *client, zmq_msg_t *frame, request **out) {
+    request_failure failure;
+    if (request_decode(out, zmq_msg_data(frame), zmq_msg_size(frame), s->o->max_message, &worker_allocator,
+                       &failure))
+        return true;
+    answer_error(s, client, (wire_text){failure.id, failure.n_id}, failure.compress, &failure.error);
+    return false;
+}
+
 static void take_frame(service *s, const client_id *client, zmq_msg_t *frame) {
     request *r;
-    request_failure failure;
-    if (request_decode(&r, zmq_msg_data(frame), zmq_msg_size(frame), s->o->max_message, &worker_allocator,
-                       &failure))
-        route(s, client, r);
-    else
-        answer_error(s, client, (wire_text){failure.id, failure.n_id}, failure.compress, &failure.error);
+    if (decode(s, client, frame, &r)) route(s, client, r);
+}
+
+/* A message of a client that does not read its replies waits until it does; more of them than it may have
+ * unread replies are refused. */
+static void keep_or_take_frame(service *s, const client_id *client, zmq_msg_t *frame) {
+    backlog *b = backlog_find(s->backlogs, client);
+    if (!b || !backlog_frames_wait(b)) {
+        take_frame(s, client, frame);
+        return;
+    }
+    bool room = b->frame_bytes == 0 || b->frame_bytes + zmq_msg_size(frame) <= s->o->max_backlog;
+    if (room && backlog_put_frame(b, frame)) return;
+    request *r;
+    if (!decode(s, client, frame, &r)) return;
+    refuse(s, client, r, WIRE_OVERLOADED, WAITING_LEAST_RETRY,
+           "too many replies have not been read: read them before you ask for more");
+    request_free(r);
 }
 
 /* One message: the ROUTER's name of the client, then what it sent, which must be one frame.  False: there is
@@ -294,7 +325,7 @@ static bool take_message(service *s) {
         if (n_frames++ == 0) zmq_msg_move(&first, &frame);
     }
     if (n_frames == 1) {
-        take_frame(s, &client, &first);
+        keep_or_take_frame(s, &client, &first);
     } else {
         wire_error e;
         wire_fail(&e, WIRE_BAD_REQUEST, NULL, "a message is one frame, this one has %d", n_frames);
@@ -303,6 +334,46 @@ static bool take_message(service *s) {
     zmq_msg_close(&first);
     zmq_msg_close(&frame);
     return true;
+}
+
+/* ---- Backlogs. */
+
+/* Send what its pipe takes now.  False: the client is gone. */
+static bool send_letters(service *s, backlog *b) {
+    sent result = SENT;
+    for (letter *l; result == SENT && (l = backlog_first_letter(b));) {
+        result = try_send(s, l);
+        if (result == SENT) backlog_drop_letter(b);
+    }
+    return result != SENT_GONE;
+}
+
+/* Answer what has waited, until there are too many unread replies again. */
+static void take_kept_frames(service *s, backlog *b) {
+    zmq_msg_t frame;
+    zmq_msg_init(&frame);
+    for (int i = 0; i < FRAMES_PER_TURN && !b->parked && backlog_take_frame(b, &frame); i++)
+        take_frame(s, &b->client, &frame); /* its replies go behind the others, into b */
+    zmq_msg_close(&frame);
+}
+
+static void retry_backlogs(service *s) {
+    for (backlog **link = &s->backlogs; *link;) {
+        backlog *b = *link;
+        bool there = send_letters(s, b);
+        if (there) {
+            unpark_if_drained(s, b);
+            take_kept_frames(s, b);
+        } else {
+            client_gone(s, &b->client);
+        }
+        if (there && (backlog_first_letter(b) || backlog_frames_wait(b))) {
+            link = &b->next;
+            continue;
+        }
+        *link = b->next;
+        backlog_free(b);
+    }
 }
 
 /* ---- Signals. */
@@ -324,13 +395,8 @@ static void take_signals(service *s) {
 
 static void cancel_at_deadline(service *s) {
     if (!s->draining || s->cancelled || clock_seconds() < s->deadline) return;
-    parcel *p = mem_zalloc(1, sizeof *p);
-    if (!p) return; /* tried again at the next turn */
-    log_event(LOG_WARNING, "grace_over open_requests=%llu", (unsigned long long)s->n_open);
-    p->kind = PARCEL_CANCEL;
-    queue_item *item = &p->item;
-    queue_put(s->requests, &item);
-    s->cancelled = true;
+    s->cancelled = tell_engine(s, PARCEL_CANCEL, NULL); /* or at the next turn */
+    if (s->cancelled) log_event(LOG_WARNING, "grace_over open_requests=%llu", (unsigned long long)s->n_open);
 }
 
 /* ---- The loop. */
@@ -344,8 +410,7 @@ static void serve(service *s) {
         if (zmq_poll(items, 3, wait_ms) < 0 && errno != EINTR) break;
         take_signals(s);
         take_replies(s);
-        /* A bounded number at a time, so that a flood of requests does not hold up replies. */
-        for (int i = 0; i < 64 && take_message(s); i++) continue;
+        for (int i = 0; i < FRAMES_PER_TURN && take_message(s); i++) continue;
         retry_backlogs(s);
         cancel_at_deadline(s);
     }
@@ -381,9 +446,10 @@ static cop_status open_socket(service *s, cop_error *err) {
     s->context = zmq_ctx_new();
     s->router = s->context ? zmq_socket(s->context, ZMQ_ROUTER) : NULL;
     if (!s->router) return cop_fail(err, COP_EIO, "could not make a socket: %s", zmq_strerror(errno));
-    int one = 1, linger = LINGER_MS, ipv6 = strchr(s->o->bind, '[') != NULL;
+    int one = 1, linger = LINGER_MS, most = PIPE_MESSAGES, ipv6 = strchr(s->o->bind, '[') != NULL;
     int64_t limit = 2 * (int64_t)s->o->max_message;
     zmq_setsockopt(s->router, ZMQ_ROUTER_MANDATORY, &one, sizeof one);
+    zmq_setsockopt(s->router, ZMQ_SNDHWM, &most, sizeof most);
     zmq_setsockopt(s->router, ZMQ_LINGER, &linger, sizeof linger);
     zmq_setsockopt(s->router, ZMQ_IPV6, &ipv6, sizeof ipv6);
     zmq_setsockopt(s->router, ZMQ_MAXMSGSIZE, &limit, sizeof limit);
@@ -410,6 +476,7 @@ static cop_status open_signals(service *s, cop_error *err) {
 
 static void service_free(service *s) {
     engine_loop_close(s->loop);
+    watchdog_close(s->dog);
     while (s->backlogs) {
         backlog *b = s->backlogs;
         s->backlogs = b->next;
@@ -425,12 +492,13 @@ static void service_free(service *s) {
 }
 
 cop_status service_run(engine *e, const tokenizer *t, const service_options *o, cop_error *err) {
-    service s = {.engine = e, .tokenizer = t, .o = o, .signals = -1};
+    service s = {.engine = e, .tokenizer = t, .o = o, .signals = -1, .waiting = {.most = o->max_queue}};
     cop_status status = open_signals(&s, err);
     if (status == COP_OK) status = queue_open(&s.requests, err);
     if (status == COP_OK) status = queue_open(&s.replies, err);
     if (status == COP_OK) status = open_socket(&s, err);
     if (status == COP_OK) status = engine_loop_open(&s.loop, e, t, s.requests, s.replies, err);
+    if (status == COP_OK) status = watchdog_open(&s.dog, e, o->step_timeout_sec, err);
     if (status == COP_OK) {
         serve(&s);
         log_event(LOG_INFO, "stopped");

@@ -1,6 +1,6 @@
 /* The service: a ROUTER socket, requests in, replies out (PROTOCOL.md).  It decodes, answers what needs no
  * engine, and hands the rest to the engine's thread.  It never waits for a client: what a full pipe does not
- * take stays in a queue of that client. */
+ * take stays in a backlog of that client, and when that is full, the client's requests wait. */
 #ifndef COP_SERVICE_H
 #define COP_SERVICE_H
 
@@ -11,7 +11,11 @@ typedef struct service_options {
     const char *endpoint_file; /* NULL, or where the endpoint in use is written */
     const char *model;         /* what `pong` calls the model */
     size_t max_message;        /* bytes of a message after expansion */
-    double grace_sec;          /* after SIGTERM, until what runs is cancelled */
+    size_t max_backlog;      /* bytes of replies that a client leaves unread until its requests wait; as many
+                                bytes of requests then wait */
+    int max_queue;           /* rollouts and scores that wait to be started; further ones are refused */
+    double step_timeout_sec; /* a step that takes longer ends the process */
+    double grace_sec;        /* after SIGTERM, until what runs is cancelled */
 } service_options;
 
 /* Bind, serve until SIGTERM or SIGINT, drain, return.  Both signals must be blocked in all threads of the

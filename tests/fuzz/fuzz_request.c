@@ -53,6 +53,7 @@ static void check_rollout(const request_rollout *q) {
     require(q->temperature == 0 ||
             (q->temperature >= REQUEST_LEAST_TEMPERATURE && q->temperature <= REQUEST_MOST_TEMPERATURE));
     require(q->top_p >= 0 && q->top_p <= 1 && q->min_p >= 0 && q->min_p <= 1);
+    require(q->timeout == 0 || (q->timeout >= REQUEST_LEAST_TIMEOUT && q->timeout <= REQUEST_MOST_TIMEOUT));
     require(!q->kept || (q->top_k >= 1 && q->top_k <= REQUEST_MAX_KEPT));
     check_ids(q->stop_tokens);
     for (size_t i = 0; i < q->n_tools; i++) check_text(q->tools[i]);

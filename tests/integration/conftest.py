@@ -11,6 +11,7 @@ from wire_client import PATIENCE_MS, Client
 
 COPPICE = os.environ.get("COPPICE", "build/coppice")
 PATIENCE = PATIENCE_MS / 1000
+os.environ.setdefault("TSAN_OPTIONS", "suppressions=tests/tsan.supp")
 SANITIZER_REPORTS = ("Sanitizer", "runtime error:")
 
 

@@ -237,7 +237,7 @@ WRONG = {
         "top_p": [1.5, *NOT_REAL], "min_p": [1.5, *NOT_REAL], "stop_tokens": [*NOT_IDS, [1024], [2**32 - 1]],
         "tools": [None, 5, "calculator", {}, [5], [None]], "logprobs": [None, "model", ["both"], ["model", "model"], [5]],
         "entropy": NOT_BOOL, "kept": [True, *NOT_BOOL], "text": NOT_BOOL, "compress": NOT_BOOL,
-        "deliver": [None, 5, "token", ["sample"]],
+        "deliver": [None, 5, "token", ["sample"]], "timeout": [0, 0.0005, 2e9, *NOT_REAL],
     },
     "score": {"sequences": [None, 5, {}, [], b"", [[]], [b""], *([x] for x in NOT_IDS), [[1024]]], "top": [21, *NOT_UNSIGNED],
               "temperature": [1e-9, 101, *NOT_REAL]},

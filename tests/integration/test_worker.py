@@ -329,8 +329,7 @@ def test_a_type_that_is_not_built_is_unsupported(client, type):
     assert (failed.code, failed.key) == ("unsupported", "type")
 
 
-@pytest.mark.parametrize("key, value", [("timeout", 1.0), ("min_weights", 0), ("weights_timeout", 1.0),
-                                        ("model", "calc-d4")])
+@pytest.mark.parametrize("key, value", [("min_weights", 0), ("weights_timeout", 1.0), ("model", "calc-d4")])
 def test_a_rollout_key_that_is_not_built_is_unsupported(client, key, value):
     failed = client.failure("rollout", prompts=[TEXT], **{key: value})
     assert (failed.code, failed.key) == ("unsupported", key)

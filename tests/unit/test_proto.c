@@ -96,6 +96,7 @@ static void put_rollout(json_t *o, const request_rollout *q) {
     json_object_set_new(o, "kept", json_boolean(q->kept));
     json_object_set_new(o, "text", json_boolean(q->text));
     json_object_set_new(o, "deliver", json_string(ways[q->deliver]));
+    json_object_set_new(o, "timeout", q->timeout > 0 ? json_real(q->timeout) : json_null());
 }
 
 static void put_score(json_t *o, const request_score *s) {
@@ -340,7 +341,7 @@ static void every_field_counts(void **state) {
     (void)state;
     request *plain = decode_hex(plain_hex);
     const request_rollout q = plain->rollout;
-    request_rollout other[20];
+    request_rollout other[21];
     const wire_text x = wire_text_of("x"), y = wire_text_of("y");
     const size_t n = sizeof other / sizeof *other;
     for (size_t i = 0; i < n; i++) other[i] = q;
@@ -366,6 +367,7 @@ static void every_field_counts(void **state) {
     other[i++].entropy = true;
     other[i++].kept = true;
     other[i++].text = true;
+    other[i++].timeout = 1.0;
     assert_int_equal(i, n);
     for (i = 0; i < n; i++) {
         if (request_rollout_equal(&q, &other[i]) || request_rollout_equal(&other[i], &q))

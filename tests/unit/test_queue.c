@@ -60,6 +60,19 @@ static void the_descriptor_tells_when_there_is_something(void **state) {
     queue_close(q);
 }
 
+static void waiting_ends_at_the_time_given(void **state) {
+    (void)state;
+    queue *q = open_queue();
+    number item = {.value = 0};
+    double start = clock_seconds();
+    assert_null(queue_wait_until(q, start - 1.0));
+    assert_null(queue_wait_until(q, start + 0.05));
+    assert_true(clock_seconds() >= start + 0.05);
+    put(q, &item);
+    assert_ptr_equal(queue_wait_until(q, start - 1.0), &item); /* what is there is never left */
+    queue_close(q);
+}
+
 enum { N_ITEMS = 20000 };
 static number many[N_ITEMS];
 
@@ -93,6 +106,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(items_come_out_in_order),
         cmocka_unit_test(the_descriptor_tells_when_there_is_something),
+        cmocka_unit_test(waiting_ends_at_the_time_given),
         cmocka_unit_test(another_thread_loses_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -59,7 +59,7 @@ def prompt(**fields):
 def rollout(prompts, **fields):
     return {"prompts": prompts, "n": 1, "seed": None, "max_tokens": 256, "min_tokens": 0, "temperature": 1.0, "top_k": 0,
             "top_p": 1.0, "min_p": 0.0, "stop_tokens": None, "stop": [], "tools": None, "logprobs": ["sampling"],
-            "entropy": False, "kept": False, "text": False, "deliver": "sample", **fields}
+            "entropy": False, "kept": False, "text": False, "deliver": "sample", "timeout": None, **fields}
 
 
 def ask(**fields):
@@ -114,11 +114,11 @@ good("rollout with every key",
       "seed": 2**53 + 1, "max_tokens": 32, "min_tokens": 32, "temperature": 0.5, "top_k": 1024, "top_p": 0.25, "min_p": 1,
       "stop_tokens": ids(9), "stop": ["\n\n", "é"], "tools": ["calculator"], "logprobs": ["model", "sampling"],
       "entropy": True, "kept": True,
-      "text": True, "deliver": "request", "compress": False}, "rollout", compress=False,
+      "text": True, "deliver": "request", "timeout": 90, "compress": False}, "rollout", compress=False,
      **rollout([prompt(tokens=[1, 2, 3], id="line 7", seed="18446744073709551615", enough=3)], n=4, seed="9007199254740993",
                max_tokens=32, min_tokens=32, temperature=0.5, top_k=1024, top_p=0.25, min_p=1.0, stop_tokens=[9],
                stop=["\n\n", "é"], tools=["calculator"], logprobs=["sampling", "model"], entropy=True, kept=True, text=True,
-               deliver="request"))
+               deliver="request", timeout=90.0))
 good("rollout with empty lists", ask(stop_tokens=[], stop=[], tools=[], logprobs=[]), "rollout",
      **rollout(ONE, stop_tokens=[], tools=[], logprobs=[]))
 good("rollout of one sample index", ask1(sample=4294967295), "rollout", **rollout([prompt(tokens=[5], sample=4294967295)]))
@@ -258,7 +258,7 @@ bad("a typo in ping", {"type": "ping", "id": "r", "now": True}, "bad_request", "
 bad("a prompt's key at the top", ask(tokens=[1]), "bad_request", "tokens", "unknown key")
 bad("a key of 300 bytes", ask(**{"k" * 300: 1}), "bad_request", "k" * 64 + "...", "unknown key")
 bad("a key with a newline", ask(**{"a\nb": 1}), "bad_request", "a?b", "unknown key")
-for k, v in (("timeout", 1), ("min_weights", 1), ("weights_timeout", 1), ("model", "m")):
+for k, v in (("min_weights", 1), ("weights_timeout", 1), ("model", "m")):
     bad(f"{k} {v} is not built", ask(**{k: v}), "unsupported", k, k)
 bad("a model to score is not built", {"type": "score", "id": "r", "sequences": [[1]], "model": "m"}, "unsupported", "model",
     "model")
@@ -310,6 +310,10 @@ bad("kept without top_k", ask(kept=True), "bad_request", "kept", "top_k 0")
 bad("kept with top_k 1025", ask(kept=True, top_k=1025), "bad_request", "kept", "1 to 1024")
 bad("text that is no bool", ask(text="yes"), "bad_request", "text", "bool")
 bad("deliver of an unknown way", ask(deliver="token"), "bad_request", "deliver", "sample, prompt, request")
+
+for v in (0, 0.0, 0.0009, -1, 1.1e9, nan, inf, -inf):
+    bad(f"timeout {v}", ask(timeout=v), "bad_request", "timeout", "expected 0.001 to 1e+09")
+bad("timeout as str", ask(timeout="1"), "bad_request", "timeout", "expected a number")
 
 # Prompts.
 bad("a prompt of nothing", ask(prompts=[{}]), "bad_request", "prompts[0]", "exactly one")

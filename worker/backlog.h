@@ -1,0 +1,42 @@
+/* What is kept for a client that does not read as fast as it asks.
+ *
+ *   letters  replies that its pipe did not take, in order
+ *   frames   messages that it sent while there were too many of those: they wait instead of being answered
+ *
+ * The service's thread only; what is put in belongs to the backlog. */
+#ifndef COP_BACKLOG_H
+#define COP_BACKLOG_H
+
+#include <zmq.h>
+
+#include "worker/engine_loop.h"
+
+typedef struct backlog_frame backlog_frame;
+
+typedef struct backlog {
+    struct backlog *next;
+    client_id client;
+    letter *first, *last; /* linked by item.next */
+    backlog_frame *first_frame, *last_frame;
+    size_t letter_bytes, frame_bytes;
+    bool parked; /* the engine starts nothing for this client, and its frames wait */
+} backlog;
+
+/* A list of them, of which each client has at most one.  add: NULL without memory. */
+backlog *backlog_find(backlog *list, const client_id *client); /* NULL: it has none */
+backlog *backlog_add(backlog **list, const client_id *client);
+void backlog_free(backlog *b); /* with all that it holds; it must be off its list */
+
+void backlog_put_letter(backlog *b, letter *l);
+letter *backlog_first_letter(const backlog *b); /* NULL: none */
+void backlog_drop_letter(backlog *b);           /* the first one */
+
+/* Frames: moved in and out, as zmq_msg_move() does.  put: false without memory, the frame is then untouched.
+ * take: the oldest, into an initialized message; false: none. */
+bool backlog_put_frame(backlog *b, zmq_msg_t *frame);
+bool backlog_take_frame(backlog *b, zmq_msg_t *frame);
+
+/* Whether a frame that comes now has to wait for others. */
+bool backlog_frames_wait(const backlog *b);
+
+#endif
