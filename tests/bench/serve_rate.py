@@ -17,15 +17,15 @@ import argparse, json, os, pathlib, random, subprocess, sys, tempfile, time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = ROOT / "tests/models/calc-d4"
 COPPICE = os.environ.get("COPPICE", str(ROOT / "build/coppice"))
-PROMPTS, TEMPERATURE, TOP_K, MAX_TOKENS = 100, 1.0, 50, 96
+TEMPERATURE, TOP_K, MAX_TOKENS = 1.0, 50, 96
 
 
-def chats():
+def chats(n_prompts):
     """The prompts, each a list of one message; the same ones in every run."""
     sys.path.insert(0, str(MODEL.parent))
     import tasks
     rng = random.Random(1)
-    return [tasks.sample(rng)["messages"][:1] for _ in range(PROMPTS)]
+    return [tasks.sample(rng)["messages"][:1] for _ in range(n_prompts)]
 
 
 def best(repeat, run):
@@ -52,22 +52,23 @@ def start_worker(folder, options):
     return process, endpoint.read_text().strip()
 
 
-def measure_coppice(samples, repeat, options):
+def measure_coppice(args):
     """{samples per prompt: (samples per second, tokens)}"""
     sys.path.insert(0, str(ROOT / "proto/python"))
     import coppice
-    prompts, rates = chats(), {}
+    prompts, rates = chats(args.prompts), {}
+    options = ["--threads", str(args.threads), "--precision", args.precision]
     with tempfile.TemporaryDirectory() as folder:
         process, endpoint = start_worker(folder, options)
         try:
             with coppice.Client(endpoint) as client:
-                for n in samples:
+                for n in args.samples:
                     def run():
                         got = client.rollout(prompts, n=n, seed=1, temperature=TEMPERATURE, top_k=TOP_K, max_tokens=MAX_TOKENS).wait()
-                        assert len(got) == PROMPTS * n
+                        assert len(got) == args.prompts * n
                         return sum(len(s.tokens) for s in got)
-                    seconds, tokens = best(repeat, run)
-                    rates[n] = PROMPTS * n / seconds, tokens
+                    seconds, tokens = best(args.repeat, run)
+                    rates[n] = args.prompts * n / seconds, tokens / args.prompts / n
         finally:
             process.terminate()
             process.wait()
@@ -92,12 +93,12 @@ def load_nanochat(checkout, threads):
     return Engine(model, tokenizer), tokenizer
 
 
-def measure_nanochat(checkout, samples, repeat, threads):
-    engine, tokenizer = load_nanochat(checkout, threads)
+def measure_nanochat(args):
+    engine, tokenizer = load_nanochat(args.nanochat, args.threads)
     # it wants the assistant's message there, to take it off again
-    answered = [{"messages": [*chat, {"role": "assistant", "content": ""}]} for chat in chats()]
+    answered = [{"messages": [*chat, {"role": "assistant", "content": ""}]} for chat in chats(args.prompts)]
     prompts, rates = [tokenizer.render_for_completion(c) for c in answered], {}
-    for n in samples:
+    for n in args.samples:
         def run():
             tokens = 0
             for i, prompt in enumerate(prompts):
@@ -105,15 +106,15 @@ def measure_nanochat(checkout, samples, repeat, threads):
                 assert len(got) == n
                 tokens += sum(len(row) - len(prompt) + 1 for row in got)  # and the one that ends it
             return tokens
-        seconds, tokens = best(repeat, run)
-        rates[n] = PROMPTS * n / seconds, tokens
+        seconds, tokens = best(args.repeat, run)
+        rates[n] = args.prompts * n / seconds, tokens / args.prompts / n
     return rates
 
 
 def nanochat_apart(args):
     """measure_nanochat() in the other Python."""
     command = [args.python, __file__, "--nanochat", args.nanochat, "--only-nanochat", "--repeat", str(args.repeat),
-               "--threads", str(args.threads), "--samples", *map(str, args.samples)]
+               "--threads", str(args.threads), "--prompts", str(args.prompts), "--samples", *map(str, args.samples)]
     p = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if p.returncode:
         sys.exit("could not measure nanochat")
@@ -123,6 +124,7 @@ def nanochat_apart(args):
 def main():
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("--samples", type=int, nargs="+", default=[16, 1], metavar="N", help="samples of each prompt (16 1)")
+    args.add_argument("--prompts", type=int, default=100, metavar="N")
     args.add_argument("--repeat", type=int, default=3)
     args.add_argument("--threads", type=int, default=os.cpu_count())
     args.add_argument("--precision", default="bf16", choices=["bf16", "f32"])
@@ -131,14 +133,14 @@ def main():
     args.add_argument("--only-nanochat", action="store_true", help=argparse.SUPPRESS)
     args = args.parse_args()
     if args.only_nanochat:
-        print(json.dumps(measure_nanochat(args.nanochat, args.samples, args.repeat, args.threads)))
+        print(json.dumps(measure_nanochat(args)))
         return
-    ours = measure_coppice(args.samples, args.repeat, ["--threads", str(args.threads), "--precision", args.precision])
+    ours = measure_coppice(args)
     theirs = nanochat_apart(args) if args.nanochat else {}
     for n, (rate, tokens) in ours.items():
-        line = f"{PROMPTS} prompts x {n:2}: {rate:8.1f} samples/s, {tokens / PROMPTS / n:.1f} tokens each"
+        line = f"{args.prompts} prompts x {n:2}: {rate:8.1f} samples/s, {tokens:.1f} tokens each"
         if n in theirs:
-            line += f"; nanochat {theirs[n][0]:.1f} samples/s, {theirs[n][1] / PROMPTS / n:.1f} tokens each: {rate / theirs[n][0]:.1f} times as fast"
+            line += f"; nanochat {theirs[n][0]:.1f} samples/s, {theirs[n][1]:.1f} tokens each: {rate / theirs[n][0]:.1f} times as fast"
         print(line)
 
 

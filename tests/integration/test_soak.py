@@ -39,7 +39,7 @@ class Crowd:
         self.random = random.Random(seed)
         self.client = worker.client()
         self.open = {}  # id -> [prompts, {(prompt, sample)}]
-        self.samples = self.cancelled = self.left = 0
+        self.samples = self.cancelled = self.left = self.moves = 0
 
     def prompt(self):
         if self.random.random() < 0.5:
@@ -80,13 +80,14 @@ class Crowd:
             del self.open[reply["id"]]
 
     def move(self):
-        """Leave; now and then with rollouts in flight, which the worker then drops."""
-        if self.random.random() < 0.3:
+        """Leave; every third time with rollouts in flight, which the worker then drops."""
+        self.moves += 1
+        if self.moves % 3 == 0:
             self.left += len(self.open)
             self.open.clear()
         while self.open:
             self.take()
-        self.client.close()
+        self.client.socket.close()
         self.client = self.worker.client()
 
     def run(self, n_requests):
@@ -100,22 +101,26 @@ class Crowd:
             self.take()
 
 
-def settled(measure, wanted=None, patience=60):
-    """A measure once the worker has noticed who left: as soon as it is what is wanted, or after a while."""
+def descriptors_settled(crowd, wanted, patience=60):
+    """How many the worker has once it has noticed who left, the current client being connected."""
+    pid = crowd.worker.process.pid
+    crowd.client.ask("ping")
     deadline = time.monotonic() + patience
-    while wanted is not None and measure() != wanted and time.monotonic() < deadline:
+    while n_descriptors(pid) != wanted and time.monotonic() < deadline:
         time.sleep(0.05)
-    return measure()
+    return n_descriptors(pid)
 
 
 def test_a_worker_serves_on_and_on_in_the_same_memory(start_worker):
     worker = start_worker("--kv-memory", "8M")
     pid = worker.process.pid
     crowd = Crowd(worker, seed=REQUESTS)
+    crowd.client.ask("ping")
+    descriptors = n_descriptors(pid)
     crowd.run(REQUESTS // 5)
-    before, descriptors = resident_kib(pid), n_descriptors(pid)
+    before = resident_kib(pid)
     crowd.run(REQUESTS - REQUESTS // 5)
-    assert settled(lambda: n_descriptors(pid), descriptors) == descriptors
+    assert descriptors_settled(crowd, descriptors) == descriptors
     status = crowd.client.ask("status")
     after = resident_kib(pid)
     print(f"{REQUESTS} rollouts, {crowd.samples} samples, {crowd.cancelled} cancelled, {crowd.left} left behind; "
