@@ -67,6 +67,9 @@ $B/tests/test_%: $B/tests/unit/test_%.o $(LIBS)
 $B/tests/fuzz_%: $B/tests/fuzz/fuzz_%.o $B/tests/fuzz/replay.o $(LIBS)
 	$(Q)echo "  LD  $@" && mkdir -p $(@D) && $(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
+$B/mixed_batch: $B/tests/bench/mixed_batch.o $(LIBS)
+	$(Q)echo "  LD  $@" && $(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
 -include $(shell find $B -name '*.d' 2>/dev/null)
 
 deps:                                   ## install missing packages (as root), or say which
@@ -112,6 +115,12 @@ layers:                                 ## includes go one way: worker -> engine
 fuzz: deps                              ## fuzz each target for SECONDS (60) with clang's libFuzzer
 	$(Q)tests/fuzz/run $(or $(SECONDS),60)
 
+# SEED=N begins with that episode of the random work; the rollouts over the socket take a few minutes more.
+soak: deps                              ## serve random work for SECONDS (600), then 20 000 rollouts
+	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all $B/tests/test_soak $(VENV)/ready
+	$(Q)SEED=$(or $(SEED),$$(date +%s)) SOAK_SECONDS=$(or $(SECONDS),600) $B/tests/test_soak
+	$(Q)COPPICE=$B/coppice SOAK_REQUESTS=$(or $(REQUESTS),20000) $(VENV)/bin/python -m pytest -sq -p no:cacheprovider tests/integration/test_soak.py
+
 install: $B/coppice                     ## install the program under PREFIX
 	install -Dm755 $B/coppice $(DESTDIR)$(PREFIX)/bin/coppice
 
@@ -124,5 +133,5 @@ clean:                                  ## remove build/
 help:                                   ## this list
 	$(Q)sed -n 's/^\([a-z][a-z]*\):.*## \(.*\)/  \1	\2/p' $(MAKEFILE_LIST) | expand -t 12
 
-.PHONY: all deps demo checks emulated check test asan tsan layers fuzz install format clean help
+.PHONY: all deps demo checks emulated check test asan tsan layers fuzz soak install format clean help
 .DEFAULT_GOAL := all
