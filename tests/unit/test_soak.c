@@ -12,7 +12,7 @@
  * both, the same few episodes run every time, which hold something of everything. */
 #include "soak_catalogue.h"
 
-enum { MOST_PROMPTS = 4, MOST_LIVE = 12, PATIENCE_STEPS = 50000, FIRST_SEED = 1, EPISODES = 10 };
+enum { MOST_PROMPTS = 4, MOST_LIVE = 12, PATIENCE_STEPS = 50000, FIRST_SEED = 1, EPISODES = 6 };
 
 static catalogue catalogues[] = {
     {.model = "calc-d4", .profile = PRECISION_BF16}, {.model = "calc-d4", .profile = PRECISION_F32},
