@@ -48,6 +48,7 @@ static inline engine_options catalogue_plain_options(const catalogue *c) {
     o.profile = c->profile;
     o.n_threads = 1;
     o.kv_memory = 16 << 20;
+    o.no_prefix_cache = true;
     return o;
 }
 

@@ -25,6 +25,7 @@ enum { N_CATALOGUES = sizeof catalogues / sizeof catalogues[0] };
 /* What was seen, to tell and to be sure that the soak did what it is for. */
 static struct {
     long episodes, rollouts, scores, samples, continued, cancelled, cut_short, abandoned, waits, tokens;
+    uint64_t preemptions, cached_tokens; /* of the engines */
 } seen;
 
 /* The episode that runs, for messages. */
@@ -268,12 +269,15 @@ static fixture random_engine(catalogue *c, uint64_t seed) {
     o.span_tokens = once_in(2) ? 0 : once_in(2) ? one_of(steps) : 1 + below(512);
     o.max_rows = 1 + below(once_in(3) ? 4 : 64);
     int n_pages = most_pages + below(once_in(3) ? 100 : 10);
+    o.no_prefix_cache = once_in(3);
     o.kv_memory = (size_t)n_pages * catalogue_page_bytes(c);
     const char *isa = random_isa();
-    snprintf(episode_text, sizeof episode_text,
-             "SEED=%llu %s %s: %d threads, steps of %d, spans of %d, %d rows, %d pages, isa %s",
-             (unsigned long long)seed, c->model, c->profile == PRECISION_BF16 ? "bf16" : "f32", o.n_threads,
-             o.step_tokens, o.span_tokens, o.max_rows, n_pages, isa ? isa : "best");
+    snprintf(
+        episode_text, sizeof episode_text,
+        "SEED=%llu %s %s: %d threads, steps of %d, spans of %d, %d rows, %d pages, prefix cache %s, isa %s",
+        (unsigned long long)seed, c->model, c->profile == PRECISION_BF16 ? "bf16" : "f32", o.n_threads,
+        o.step_tokens, o.span_tokens, o.max_rows, n_pages, o.no_prefix_cache ? "off" : "on",
+        isa ? isa : "best");
     if (isa) setenv("COPPICE_ISA", isa, 1);
     fixture f = fixture_open(c->model, o);
     unsetenv("COPPICE_ISA");
@@ -289,6 +293,8 @@ static void check_idle(engine *e) {
     if (s.pages_used || s.rows || s.queued)
         wrong("%d pages, %d rows and %d samples are left", (int)s.pages_used, (int)s.rows, (int)s.queued);
     if (engine_step(e)) wrong("%s", "there is still something to do");
+    seen.preemptions += s.preemptions;
+    seen.cached_tokens += s.cached_tokens;
 }
 
 /* Drop those that ended; the number that is left. */
@@ -333,9 +339,11 @@ static void run_episode(uint64_t seed) {
 
 static void tell_progress(uint64_t seed, double seconds) {
     print_message("%.0f s: next SEED=%llu; %ld episodes, %ld rollouts, %ld scores; %ld samples of %ld tokens "
-                  "compared, %ld continued, %ld cut short; %ld cancelled, %ld abandoned\n",
+                  "compared, %ld continued, %ld cut short; %ld cancelled, %ld abandoned; %llu preemptions, "
+                  "%llu tokens cached\n",
                   seconds, (unsigned long long)seed, seen.episodes, seen.rollouts, seen.scores, seen.samples,
-                  seen.tokens, seen.continued, seen.cut_short, seen.cancelled, seen.abandoned);
+                  seen.tokens, seen.continued, seen.cut_short, seen.cancelled, seen.abandoned,
+                  (unsigned long long)seen.preemptions, (unsigned long long)seen.cached_tokens);
 }
 
 static void every_sample_is_as_if_it_were_alone(void **state) {
@@ -354,7 +362,7 @@ static void every_sample_is_as_if_it_were_alone(void **state) {
     tell_progress(seed, now);
     if (seed_text || seconds_text) return; /* by chance: need not hold everything */
     assert_true(seen.samples > 50 && seen.scores > 0 && seen.continued > 0 && seen.cut_short > 0);
-    assert_true(seen.abandoned > 0 && seen.waits > 0);
+    assert_true(seen.abandoned > 0 && seen.waits > 0 && seen.preemptions > 0 && seen.cached_tokens > 0);
 }
 
 static int close_catalogues(void **state) {
