@@ -29,6 +29,8 @@ void letter_free(letter *l) {
     mem_free(l);
 }
 
+void wait_for_memory(void) { nanosleep(&(struct timespec){0, 10000000}, NULL); }
+
 /* A rollout or score in flight. */
 typedef struct flight {
     struct flight *next;
@@ -64,8 +66,8 @@ static reply_weights weights_of(const engine_loop *l) {
 
 typedef enum post_flags { POST_MORE = 0, POST_LAST = 1, POST_STARTED = 2 } post_flags;
 
-/* Send a message and take it; a message without bytes (there was no memory for it) is not sent, but the flags
- * still tell the service thread that the request is over or started. */
+/* Send a message and take it; a message without bytes (nobody is to hear it) is not sent, but the flags still
+ * tell the service thread that the request is over or started. */
 static bool post(engine_loop *l, const client_id *client, wire_buffer *message, int flags) {
     letter *p = mem_zalloc(1, sizeof *p);
     if (!p) {
@@ -74,7 +76,7 @@ static bool post(engine_loop *l, const client_id *client, wire_buffer *message, 
             wire_buffer_free(message, &worker_allocator);
             return false;
         }
-        while (!(p = mem_zalloc(1, sizeof *p))) nanosleep(&(struct timespec){0, 10000000}, NULL);
+        while (!(p = mem_zalloc(1, sizeof *p))) wait_for_memory();
     }
     p->client = *client;
     p->message = *message;
@@ -91,7 +93,7 @@ static void post_error(engine_loop *l, const client_id *client, const request *r
                        const wire_error *e) {
     wire_buffer message = {0};
     reply_head head = convert_head(r);
-    reply_encode_error(&message, &head, e);
+    while (!reply_encode_error(&message, &head, e)) wait_for_memory();
     post(l, client, &message, flags | POST_LAST);
 }
 
@@ -506,7 +508,7 @@ static void cancel_target(engine_loop *l, parcel *p) {
     engine_cancel(l->engine, target->job); /* tells its samples and its end, and frees the flight */
     reply_head head = convert_head(r);
     wire_buffer message = {0};
-    reply_encode_done(&message, &head, NULL);
+    while (!reply_encode_done(&message, &head, NULL)) wait_for_memory();
     post(l, &p->client, &message, POST_LAST);
 }
 
@@ -533,7 +535,7 @@ static void tell_status(engine_loop *l, parcel *p) {
                            .seconds = clock_seconds() - l->start};
     reply_head head = convert_head(p->request);
     wire_buffer message = {0};
-    reply_encode_status(&message, &head, &status);
+    while (!reply_encode_status(&message, &head, &status)) wait_for_memory();
     post(l, &p->client, &message, POST_LAST);
 }
 
@@ -646,7 +648,7 @@ cop_status engine_loop_open(engine_loop **out, engine *e, const tokenizer *t, qu
 void engine_loop_close(engine_loop *l) {
     if (!l) return;
     parcel *p;
-    while (!(p = mem_zalloc(1, sizeof *p))) nanosleep(&(struct timespec){0, 10000000}, NULL);
+    while (!(p = mem_zalloc(1, sizeof *p))) wait_for_memory();
     p->kind = PARCEL_STOP;
     queue_item *item = &p->item;
     queue_put(l->requests, &item);

@@ -50,6 +50,9 @@ typedef struct letter { /* ends with letter_free() */
 } letter;
 void letter_free(letter *l);
 
+/* For what has to be told and is small: sleep a little, then try again to allocate it.  Any thread. */
+void wait_for_memory(void);
+
 typedef struct engine_loop engine_loop;
 
 /* Start the thread; returns when it runs.  engine, tokenizer (may be NULL) and queues are borrowed; the

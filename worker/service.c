@@ -123,12 +123,8 @@ static void take_replies(service *s) {
 /* ---- Answers that need no engine. */
 
 static void answer(service *s, const client_id *client, wire_buffer *message) {
-    letter *l = mem_zalloc(1, sizeof *l);
-    if (!l) {
-        log_event(LOG_ERROR, "reply_dropped why=memory");
-        wire_buffer_free(message, &worker_allocator);
-        return;
-    }
+    letter *l;
+    while (!(l = mem_zalloc(1, sizeof *l))) wait_for_memory();
     l->client = *client;
     l->message = *message;
     dispatch(s, l);
@@ -138,7 +134,7 @@ static void answer_error(service *s, const client_id *client, wire_text id, bool
                          const wire_error *e) {
     wire_buffer message = {0};
     reply_head head = {id, compress, &worker_allocator};
-    reply_encode_error(&message, &head, e);
+    while (!reply_encode_error(&message, &head, e)) wait_for_memory();
     answer(s, client, &message);
 }
 
@@ -157,23 +153,26 @@ static void answer_ping(service *s, const client_id *client, const request *r) {
                        .numerics = wire_text_of(engine_numerics(s->engine)),
                        .state = wire_text_of(s->draining ? "draining" : "ready"),
                        .weights = {0, wire_text_of(engine_digest(s->engine))}};
-    reply_encode_pong(&message, &head, &pong);
+    while (!reply_encode_pong(&message, &head, &pong)) wait_for_memory();
     answer(s, client, &message);
 }
 
-static void answer_tokenize(service *s, const client_id *client, const request *r) {
+static cop_status no_memory_for_answer(cop_error *err) {
+    return cop_fail(err, COP_ENOMEM, "there was no memory for the answer");
+}
+
+static cop_status tokenize(service *s, const client_id *client, const request *r, cop_error *err) {
     token_list ids = {0};
-    cop_error err = {0};
-    if (convert_input(&ids, &r->tokenize, s->tokenizer, engine_arch(s->engine)->vocab, false, CHAT_CUT, "",
-                      &err) != COP_OK) {
-        answer_cop_error(s, client, r, &err);
-    } else {
-        wire_buffer message = {0};
-        reply_head head = convert_head(r);
-        reply_encode_tokens(&message, &head, (wire_ids){(const uint32_t *)ids.ids, ids.n});
-        answer(s, client, &message);
-    }
+    cop_status status = convert_input(&ids, &r->tokenize, s->tokenizer, engine_arch(s->engine)->vocab, false,
+                                      CHAT_CUT, "", err);
+    wire_buffer message = {0};
+    reply_head head = convert_head(r);
+    if (status == COP_OK &&
+        !reply_encode_tokens(&message, &head, (wire_ids){(const uint32_t *)ids.ids, ids.n}))
+        status = no_memory_for_answer(err);
     token_list_free(&ids);
+    if (status == COP_OK) answer(s, client, &message);
+    return status;
 }
 
 static cop_status detokenize(service *s, const client_id *client, const request *r, cop_error *err) {
@@ -188,11 +187,13 @@ static cop_status detokenize(service *s, const client_id *client, const request 
     if (status != COP_OK) return status;
     wire_buffer message = {0};
     reply_head head = convert_head(r);
-    reply_encode_text(&message, &head, (wire_text){text, n_text}, bytes, n_bytes);
-    answer(s, client, &message);
+    if (reply_encode_text(&message, &head, (wire_text){text, n_text}, bytes, n_bytes))
+        answer(s, client, &message);
+    else
+        status = no_memory_for_answer(err);
     mem_free(text);
     mem_free(bytes);
-    return COP_OK;
+    return status;
 }
 
 /* ---- Receiving. */
@@ -245,7 +246,9 @@ static void route(service *s, const client_id *client, request *r) {
     cop_error err = {0};
     switch (r->type) {
     case REQUEST_PING: answer_ping(s, client, r); break;
-    case REQUEST_TOKENIZE: answer_tokenize(s, client, r); break;
+    case REQUEST_TOKENIZE:
+        if (tokenize(s, client, r, &err) != COP_OK) answer_cop_error(s, client, r, &err);
+        break;
     case REQUEST_DETOKENIZE:
         if (detokenize(s, client, r, &err) != COP_OK) answer_cop_error(s, client, r, &err);
         break;
