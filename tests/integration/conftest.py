@@ -11,7 +11,8 @@ from wire_client import PATIENCE_MS, Client
 
 COPPICE = os.environ.get("COPPICE", "build/coppice")
 PATIENCE = PATIENCE_MS / 1000
-os.environ.setdefault("TSAN_OPTIONS", "suppressions=tests/tsan.supp")
+# libzmq is not built with ThreadSanitizer: what it does to memory is not judged, its locks still count.
+os.environ.setdefault("TSAN_OPTIONS", "ignore_noninstrumented_modules=1")
 SANITIZER_REPORTS = ("Sanitizer", "runtime error:")
 
 
