@@ -185,6 +185,8 @@ static cop_status convert_sampling(converted_rollout *c, const request_rollout *
         s->stop_tokens = c->stop_tokens;
         s->n_stop_tokens = (int)r->stop_tokens.n;
     }
+    c->stop_strings = mem_alloc(r->n_stop, sizeof *c->stop_strings);
+    if (!c->stop_strings) return cop_fail(err, COP_ENOMEM, "could not allocate %zu stop strings", r->n_stop);
     for (size_t i = 0; i < r->n_stop; i++) c->stop_strings[i] = (stop_string){r->stop[i].bytes, r->stop[i].n};
     s->stop_strings = c->stop_strings;
     s->n_stop_strings = (int)r->n_stop;
@@ -222,6 +224,7 @@ void converted_rollout_free(converted_rollout *c) {
     mem_free(c->tokens);
     mem_free(c->prefixes);
     mem_free(c->stop_tokens);
+    mem_free(c->stop_strings);
     *c = (converted_rollout){0};
 }
 

@@ -27,14 +27,14 @@ cop_status convert_ids(int32_t **out, wire_ids ids, int vocab, const char *key, 
 cop_status convert_input(token_list *out, const request_input *input, const tokenizer *t, int vocab, bool bos,
                          size_t cut, const char *key, cop_error *err);
 
-/* A rollout's spec, with the arrays that it points to; some lie in the struct, so it must not be copied. */
+/* A rollout's spec, with the arrays that it points to. */
 typedef struct converted_rollout {
     rollout_spec spec; /* without events */
     rollout_prompt *prompts;
     token_list *tokens; /* [n_prompts] */
     int32_t **prefixes; /* [n_prompts] NULL where there is none */
     int32_t *stop_tokens;
-    stop_string stop_strings[REQUEST_MAX_STOP]; /* their bytes are the request's */
+    stop_string *stop_strings; /* their bytes are the request's */
     size_t n_prompts;
 } converted_rollout;
 
