@@ -77,7 +77,8 @@ def test_separate_prompts_hold_more_memory_and_must_read_more():
     # Seven more prompts' keys and values: 1000 tokens of 128 x 2 x 2 bytes in the long layer, half in the window of 512.
     more = 7 * 512 * (1000 + 512)
     assert math.isclose(bytes_read(separate) - bytes_read(shared), more, rel_tol=0.01)
-    assert separate["sweep"][0]["memory_bytes"] - shared["sweep"][0]["memory_bytes"] > 7 * 15 * 64 * 1024 * 0.9
+    grown = separate["sweep"][0]["memory_bytes"] - shared["sweep"][0]["memory_bytes"]
+    assert grown > 7 * 15 * 64 * 1024 - 2 * 2**21  # memory comes in huge pages of 2 MiB
 
 
 def test_fork_tells_a_ratio():
