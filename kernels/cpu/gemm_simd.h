@@ -143,7 +143,8 @@ typedef void block_fn(const chunk *c);
     BLOCK(4, 1, one, f)                                                                                      \
     BLOCK(5, 1, one, f)                                                                                      \
     BLOCK(6, 1, one, f)                                                                                      \
-    BLOCK(7, 1, one, f) BLOCK(8, 1, one, f) BLOCK(1, tiles_of(1), many, f) BLOCK(2, tiles_of(2), many, f)    \
+    BLOCK(7, 1, one, f)                                                                                      \
+    BLOCK(8, 1, one, f) BLOCK(1, tiles_of(1), many, f) BLOCK(2, tiles_of(2), many, f)                        \
         BLOCK(3, tiles_of(3), many, f) BLOCK(4, tiles_of(4), many, f) BLOCK(5, tiles_of(5), many, f)         \
             BLOCK(6, tiles_of(6), many, f) BLOCK(7, tiles_of(7), many, f) BLOCK(8, tiles_of(8), many, f)
 #define BLOCK_LIST(name, f)                                                                                  \
@@ -170,7 +171,7 @@ static block_fn *const many_tiles[][MOST_ROWS + 1] = {
 typedef struct panel {
     const cpu_gemm *g;
     int row, n_rows;
-    const char *x; /* [chunk][row][pair] */
+    const char *x; /* [chunk][group][pair][row][2], fp32 or bf16 */
     int n_groups;  /* blocks that share the rows evenly */
     feed feed;
     float total[PANEL_ROWS * WIDEST * CPU_TILE] __attribute__((aligned(64)));

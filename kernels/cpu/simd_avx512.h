@@ -96,4 +96,17 @@ static inline void vi_interleave(vi out[4], const vi c[4]) {
     out[3] = _mm512_shuffle_i32x4(t2, t3, 0xdd);
 }
 
+#if defined __AVX512BF16__ || defined COP_EMULATE_AVX512
+/* Pairs of bf16 in each lane: acc plus the product of the odd ones, then of the even ones, each rounded. */
+static inline vf v_pairs(vf acc, vi w, vi x) {
+#ifdef COP_EMULATE_AVX512
+    const vi odd = vi_set(0xffff0000u);
+    acc = v_fma(v_of(vi_and(w, odd)), v_of(vi_and(x, odd)), acc);
+    return v_fma(v_of(vi_left(w, 16)), v_of(vi_left(x, 16)), acc);
+#else
+    return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)x);
+#endif
+}
+#endif
+
 #endif

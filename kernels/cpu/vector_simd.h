@@ -125,7 +125,9 @@ static bool block_max(float *out, const float *x, int n) {
     return !vm_bits(nan) && cpu_block_max_scalar(out, x + i, n - i);
 }
 
-static float exp_sum(const float *x, int n, float factor, float greatest) {
+/* Rule 7: the sum of exp(y), y = x * factor - greatest, or of the terms of the entropy. */
+static inline __attribute__((always_inline)) float tile_sum(const float *x, int n, float factor,
+                                                            float greatest, bool entropy) {
     float sum = 0.0f;
     for (int first = 0; first < n; first += CPU_SOFTMAX_TILE) {
         int end = n - first < CPU_SOFTMAX_TILE ? n : first + CPU_SOFTMAX_TILE, i = first;
@@ -133,40 +135,27 @@ static float exp_sum(const float *x, int n, float factor, float greatest) {
         for (int j = 0; j < V_PARTS; j++) part[j] = v_zero();
         for (; i + CPU_LANES <= end; i += CPU_LANES)
             for (int j = 0; j < V_PARTS; j++) {
-                vf y = v_mul(v_load(x + i + V_LANES * j), v_set(factor));
-                part[j] = v_add(part[j], v_exp(v_sub(y, v_set(greatest))));
+                vf y = v_sub(v_mul(v_load(x + i + V_LANES * j), v_set(factor)), v_set(greatest)),
+                   e = v_exp(y);
+                part[j] = v_add(part[j], entropy ? v_entropy_term(e, y) : e);
             }
         float lanes[CPU_LANES];
         for (int j = 0; j < V_PARTS; j++) v_store(lanes + V_LANES * j, part[j]);
         for (; i < end; i++) {
-            float y = x[i] * factor;
-            lanes[i % CPU_LANES] = lanes[i % CPU_LANES] + cop_exp(y - greatest);
+            float y = x[i] * factor - greatest, e = cop_exp(y);
+            lanes[i % CPU_LANES] = lanes[i % CPU_LANES] + (entropy ? cop_entropy_term(e, y) : e);
         }
         sum = sum + cpu_lane_tree(lanes);
     }
     return sum;
 }
 
+static float exp_sum(const float *x, int n, float factor, float greatest) {
+    return tile_sum(x, n, factor, greatest, false);
+}
+
 static float entropy_sum(const float *x, int n, float factor, float greatest) {
-    float sum = 0.0f;
-    for (int first = 0; first < n; first += CPU_SOFTMAX_TILE) {
-        int end = n - first < CPU_SOFTMAX_TILE ? n : first + CPU_SOFTMAX_TILE, i = first;
-        vf part[V_PARTS];
-        for (int j = 0; j < V_PARTS; j++) part[j] = v_zero();
-        for (; i + CPU_LANES <= end; i += CPU_LANES)
-            for (int j = 0; j < V_PARTS; j++) {
-                vf y = v_sub(v_mul(v_load(x + i + V_LANES * j), v_set(factor)), v_set(greatest));
-                part[j] = v_add(part[j], v_entropy_term(v_exp(y), y));
-            }
-        float lanes[CPU_LANES];
-        for (int j = 0; j < V_PARTS; j++) v_store(lanes + V_LANES * j, part[j]);
-        for (; i < end; i++) {
-            float y = x[i] * factor - greatest;
-            lanes[i % CPU_LANES] = lanes[i % CPU_LANES] + cop_entropy_term(cop_exp(y), y);
-        }
-        sum = sum + cpu_lane_tree(lanes);
-    }
-    return sum;
+    return tile_sum(x, n, factor, greatest, true);
 }
 
 /* A weight times 2^40 is taken apart into whole multiples of 2^24, at most 2^16, and the rest below 2^24.
