@@ -1,0 +1,64 @@
+/* The folder of a data set, being written: shards and a manifest.
+ *
+ *   DIR/manifest.json      what it was made with, and the shards that are complete
+ *   DIR/shard-00000.zst    records in order of line, in frames of some 64 KiB
+ *   DIR/shard-00001.zst    the last one grows; it enters the manifest when it is complete and fsynced
+ *
+ * A record counts as soon as its frame is whole.  Whatever stops the process leaves whole frames and at most
+ * one torn one at the end, which opening the folder again cuts off; then it goes on after the last record.
+ * Nothing else is ever removed.  One process writes at a time (a lock on the folder).  One thread. */
+#ifndef COP_DATASET_H
+#define COP_DATASET_H
+
+#include <jansson.h>
+
+#include "kernels/base.h"
+
+typedef struct dataset_counts {
+    uint64_t records, errors; /* lines: all of them, and those without samples */
+    uint64_t samples, sampled_tokens, forced_tokens;
+} dataset_counts;
+
+typedef struct dataset_writer dataset_writer;
+
+typedef struct dataset_options {
+    const char *dir; /* made if it does not exist (its parents are not) */
+    /* An object of objects.  What another run wrote into the folder must be the same, value by value. */
+    json_t *identity;
+    json_t *about;      /* an object: told in the manifest, never compared */
+    size_t shard_bytes; /* a shard that has reached this is complete */
+} dataset_options;
+
+/* Open or go on.  Errors: COP_EINVAL where the folder was written with another identity (every difference is
+ * named, such as "parameters.temperature was 1.0 and is 0.7") or holds shards without a manifest or beyond
+ * it; COP_EIO, also where a complete shard is missing or has another size; COP_EUNSUPPORTED where another
+ * process writes. The objects are borrowed for the call. */
+cop_status dataset_open(dataset_writer **out, const dataset_options *o, cop_error *err);
+/* Give up the folder as it stands: what was not flushed is lost.  NULL does nothing. */
+void dataset_close(dataset_writer *w);
+
+/* What is already there. */
+bool dataset_complete(const dataset_writer *w);
+uint64_t dataset_next_line(const dataset_writer *w); /* 1 + the line of the last record, or 0 */
+const dataset_counts *dataset_totals(const dataset_writer *w);
+
+/* A value of the manifest that changes as the run goes on, such as how much of the input was read; written
+ * with the next flush before any record, so that the manifest is never behind the records.  `value` is taken.
+ */
+void dataset_note(dataset_writer *w, const char *key, json_t *value);
+const json_t *dataset_noted(const dataset_writer *w, const char *key); /* NULL: none */
+
+/* Append an encoded record of a line >= dataset_next_line().  `one` is what it counts.  It is in the file
+ * once it was flushed: when a frame's worth is there, or by dataset_flush(). */
+cop_status dataset_append(dataset_writer *w, uint64_t line, const uint8_t *record, size_t n,
+                          const dataset_counts *one, cop_error *err);
+cop_status dataset_flush(dataset_writer *w, cop_error *err);
+bool dataset_has_unflushed(const dataset_writer *w);
+
+/* Flush, complete the last shard, and mark the folder complete. */
+cop_status dataset_finish(dataset_writer *w, cop_error *err);
+
+/* The manifest of a folder; *out NULL where there is none (COP_OK).  COP_EFORMAT where it is none of ours. */
+cop_status manifest_read(json_t **out, const char *dir, cop_error *err);
+
+#endif

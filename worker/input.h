@@ -1,0 +1,31 @@
+/* Lines of an input: a file or stdin, plain or compressed with Zstandard (told by its first bytes).  One
+ * thread. */
+#ifndef COP_INPUT_H
+#define COP_INPUT_H
+
+#include "kernels/base.h"
+
+typedef struct input_file input_file;
+
+/* path: a file's, or "-" for stdin.  COP_EIO. */
+cop_status input_open(input_file **out, const char *path, cop_error *err);
+void input_close(input_file *in); /* NULL does nothing */
+
+/* A line without its line feed; the bytes are valid until the next call. */
+typedef struct input_line {
+    const char *bytes;
+    size_t n;
+    uint64_t number;   /* from 0; every line counts, blank ones too */
+    cop_status status; /* COP_ETOOLARGE beyond JSONL_MAX_LINE, COP_ENOMEM: the line was skipped */
+    bool blank;
+} input_line;
+
+/* The next line; *more is false at the end.  COP_EIO, COP_EFORMAT (a torn or broken Zstandard frame). */
+cop_status input_next(input_file *in, input_line *line, bool *more, cop_error *err);
+
+#define INPUT_DIGEST_CHARS 33
+/* XXH3-128, in hex, of all bytes (expanded, line feeds included) of the lines that input_next() gave. */
+void input_digest(const input_file *in, char hex[INPUT_DIGEST_CHARS]);
+uint64_t input_lines(const input_file *in); /* how many it gave */
+
+#endif
