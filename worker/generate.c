@@ -321,11 +321,6 @@ static int read_choices(generator *g, const choices *c, token_list *stops) {
 
 static int generate(generator *g, const choices *c, const model_options *m) {
     cop_error err;
-    FILE *in = strcmp(c->input, "-") ? fopen(c->input, "re") : stdin;
-    if (!in) {
-        cop_fail(&err, COP_EIO, "could not open input \"%s\": %s", c->input, strerror(errno));
-        return tell_error(&err, 1);
-    }
     open_model model;
     int status = 1;
     if (open_model_init(&model, m, &err) != COP_OK) {
@@ -339,13 +334,12 @@ static int generate(generator *g, const choices *c, const model_options *m) {
     } else {
         g->model = &model;
         g->sampling.calculator = !c->no_tools && engine_has_calculator(model.engine);
-        status = jsonl_run(in, stdout, start_line, g);
+        status = jsonl_run(c->input, stdout, start_line, g);
         while (engine_step(model.engine)) continue;
         if (fflush(stdout)) g->failed = true;
         if (g->failed) status = 1;
         open_model_free(&model);
     }
-    if (in != stdin) fclose(in);
     return status;
 }
 
