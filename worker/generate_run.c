@@ -197,6 +197,10 @@ cop_status generate_run(const generate_plan *plan, input_file *in, reward_tally 
         generate_all(&g, interrupted);
     else
         run_stop(&g.state, err);
+    if (run_stopped(&g.state)) {
+        input_interrupt(in);
+        if (plan->writing.program) reward_stop(plan->writing.program);
+    }
     line_reader_close(g.reader);
     *result = line_output_close(output);
     abandon_flights(&g);

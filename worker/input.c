@@ -12,8 +12,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -28,6 +30,7 @@ struct input_file {
     XXH3_state_t digest; /* of the lines given; wants 64-byte alignment */
     char *name;          /* the path; NULL: stdin */
     int fd;
+    int wake_fd;   /* an eventfd: readable once it was interrupted */
     bool detected; /* plain or compressed is known */
     bool ended;    /* everything that can be read is in the buffer */
     char *bytes;
@@ -46,10 +49,17 @@ struct input_file {
 
 static const char *shown_name(const input_file *in) { return in->name ? in->name : "stdin"; }
 
+/* Wait until read(2) does not, or until it is interrupted: then false. */
+static bool wait_readable(const input_file *in) {
+    struct pollfd fds[] = {{in->fd, POLLIN, 0}, {in->wake_fd, POLLIN, 0}};
+    while (poll(fds, 2, -1) < 0 && errno == EINTR) continue;
+    return !fds[1].revents;
+}
+
 /* At least one byte, unless the input ends or fails. */
 static size_t read_some(input_file *in, char *to, size_t room) {
     ssize_t n;
-    do n = read(in->fd, to, room);
+    do n = wait_readable(in) ? read(in->fd, to, room) : 0;
     while (n < 0 && errno == EINTR);
     if (n < 0)
         cop_fail(&in->failure, COP_EIO, "could not read input \"%s\": %s", shown_name(in), strerror(errno));
@@ -153,6 +163,9 @@ static cop_status open_file(input_file *in, const char *path, cop_error *err) {
 
 static cop_status open_parts(input_file *in, const char *path, cop_error *err) {
     in->fd = STDIN_FILENO;
+    in->wake_fd = eventfd(0, EFD_CLOEXEC);
+    if (in->wake_fd < 0)
+        return cop_fail(err, COP_EIO, "could not open input \"%s\": %s", path, strerror(errno));
     if (strcmp(path, "-") != 0) {
         cop_status status = open_file(in, path, err);
         if (status != COP_OK) return status;
@@ -166,6 +179,10 @@ static cop_status open_parts(input_file *in, const char *path, cop_error *err) {
     if (!mem_grow((void **)&in->bytes, &in->cap, BLOCK_BYTES, 1))
         return cop_fail(err, COP_ENOMEM, "could not open input \"%s\": out of memory", shown_name(in));
     return COP_OK;
+}
+
+void input_interrupt(input_file *in) {
+    while (eventfd_write(in->wake_fd, 1) < 0 && errno == EINTR) continue;
 }
 
 cop_status input_open(input_file **out, const char *path, cop_error *err) {
@@ -185,6 +202,7 @@ cop_status input_open(input_file **out, const char *path, cop_error *err) {
 void input_close(input_file *in) {
     if (!in) return;
     if (in->name && in->fd >= 0) close(in->fd);
+    if (in->wake_fd >= 0) close(in->wake_fd);
     ZSTD_freeDCtx(in->context);
     mem_free(in->packed_bytes);
     mem_free(in->bytes);

@@ -1,4 +1,5 @@
-/* Lines of an input: a file or stdin, plain or compressed with Zstandard.  One thread.
+/* Lines of an input: a file or stdin, plain or compressed with Zstandard.  One thread, but for
+ * input_interrupt().
  *
  * Its first bytes tell which: a Zstandard or a skippable frame starts with its magic number.  Frames follow
  * each other without anything between; a window larger than 128 MiB is refused.  An input that stops inside a
@@ -28,6 +29,9 @@ typedef struct input_line {
 /* The next line; *more is false at the end and on an error.  COP_EIO, COP_EFORMAT (a torn or broken Zstandard
  * frame), COP_ENOMEM (nothing can be expanded); every later call then fails alike. */
 cop_status input_next(input_file *in, input_line *line, bool *more, cop_error *err);
+
+/* Let input_next() wait no longer: the input ends with what was read.  Any thread. */
+void input_interrupt(input_file *in);
 
 #define INPUT_DIGEST_CHARS 33
 /* XXH3-128, in hex, of all bytes (expanded, line feeds included) of the lines that input_next() gave, those

@@ -10,7 +10,7 @@ void run_state_free(run_state *r) { pthread_mutex_destroy(&r->lock); }
 
 void run_stop(run_state *r, const cop_error *err) {
     pthread_mutex_lock(&r->lock);
-    if (err && r->error.status == COP_OK) r->error = *err;
-    pthread_mutex_unlock(&r->lock);
+    if (err && !run_stopped(r)) r->error = *err;
     atomic_store(&r->stopped, true);
+    pthread_mutex_unlock(&r->lock);
 }

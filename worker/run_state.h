@@ -10,7 +10,7 @@
 
 typedef struct run_state {
     pthread_mutex_t lock;
-    cop_error error; /* the first; COP_OK: none */
+    cop_error error; /* why it stopped; COP_OK: it was interrupted, or it goes on */
     atomic_bool stopped;
     atomic_size_t held_bytes; /* of samples that are finished and not written yet */
 } run_state;
@@ -18,7 +18,8 @@ typedef struct run_state {
 void run_state_init(run_state *r);
 void run_state_free(run_state *r);
 
-/* Stop the run: with an error (the first is kept), or without one where it was interrupted (NULL). */
+/* Stop the run: with an error, or without one where it was interrupted (NULL).  The first call is the reason:
+ * what fails because the run was stopped is none. */
 void run_stop(run_state *r, const cop_error *err);
 static inline bool run_stopped(run_state *r) { return atomic_load(&r->stopped); }
 
