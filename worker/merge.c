@@ -355,14 +355,14 @@ const command command_merge = {
     .name = "merge",
     .arguments = "DIR...",
     .summary = "join the parts of a split run into one data set, verified",
-    .details =
-        "Takes the data sets that `coppice generate --shard i/N` wrote, all N of them in any order, and "
-        "writes one with their\n"
-        "records in order of line: what the run without --shard would have written.  The parts must be "
-        "complete, of one run,\n"
-        "and undamaged: every shard is compared with the checksum in its manifest.  A single data set is "
-        "verified and copied.\n"
-        "Stopped at any moment and started again, it goes on; nothing that exists is overwritten.",
+    .details = "Takes the data sets that `coppice generate --shard i/N` wrote, all N of them in any order, "
+               "and writes "
+               "one with their records in order of line: what the run without --shard would have written.\n"
+               "The parts must be complete, of one run, and undamaged: every shard is compared with the "
+               "checksum in its "
+               "manifest.  A single data set is verified and copied.  Stopped at any moment and started "
+               "again, it goes "
+               "on; nothing that exists is overwritten.",
     .example = "coppice merge part-0 part-1 part-2 -o data",
     .run = run,
 };
