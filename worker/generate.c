@@ -3,6 +3,7 @@
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "worker/commands.h"
@@ -201,9 +202,10 @@ static cop_status open_computing(generation_job *j, cop_error *err) {
 
 static cop_status open_dataset(generation_job *j, cop_error *err) {
     const generate_setting *s = &j->s;
+    char *model = realpath(j->m->model, NULL); /* `coppice show` looks for the tokenizer there */
     json_t *identity = identity_of(s, &j->model);
-    json_t *about = json_pack("{s:s, s:s, s:s}", "program", "coppice " COP_VERSION, "model", j->m->model,
-                              "input", s->c->input);
+    json_t *about = json_pack("{s:s, s:s, s:s}", "program", "coppice " COP_VERSION, "model",
+                              model ? model : j->m->model, "input", s->c->input);
     dataset_options o = {
         .dir = s->c->output, .identity = identity, .about = about, .shard_bytes = s->c->shard_bytes};
     cop_status status = identity && about ? dataset_open(&j->dataset, &o, err)
@@ -211,6 +213,7 @@ static cop_status open_dataset(generation_job *j, cop_error *err) {
                                                      "could not describe the run: a name in it is not UTF-8");
     json_decref(identity);
     json_decref(about);
+    free(model);
     return status;
 }
 

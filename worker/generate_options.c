@@ -126,8 +126,8 @@ int generate_option_rows(generate_choices *c, option_spec *rows) {
         {.name = "keep",
          .kind = OPTION_STRING,
          .value = &c->keep,
-         .arg = "best|K|all",
-         .help = "of each prompt, keep the samples with the highest rewards; default: all"},
+         .arg = "WHICH",
+         .help = "of each prompt keep the `best` sample by reward, the best so many, or `all`"},
         {.name = "strict", .kind = OPTION_FLAG, .value = &c->strict, .help = "stop at the first bad line"},
         {.name = "quiet", .kind = OPTION_FLAG, .value = &c->quiet, .help = "tell no progress"},
     };

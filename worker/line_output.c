@@ -141,14 +141,6 @@ static dataset_counts count_line(const line_job *j, const bool *keeps) {
     return c;
 }
 
-static void add_counts(dataset_counts *to, const dataset_counts *c) {
-    to->records += c->records;
-    to->errors += c->errors;
-    to->samples += c->samples;
-    to->sampled_tokens += c->sampled_tokens;
-    to->forced_tokens += c->forced_tokens;
-}
-
 static cop_status print_line(line_output *w, const line_job *j, const bool *keeps, const double *rewards,
                              cop_error *err) {
     json_t *objects, *object;
@@ -191,7 +183,7 @@ static cop_status write_line(line_output *w, line_job *j, const double *rewards,
         status =
             w->o.dataset ? append_line(w, j, keeps, rewards, &c, err) : print_line(w, j, keeps, rewards, err);
     if (status == COP_OK) {
-        add_counts(&w->counts, &c);
+        dataset_counts_add(&w->counts, &c);
         if (rewards) reward_tally_add(w->tally, rewards, j->n);
     }
     atomic_fetch_sub(&w->run->held_bytes, j->n_bytes);
