@@ -346,6 +346,21 @@ static void the_digest_covers_the_lines_given_so_far(void **state) {
     input_close(in);
 }
 
+static void a_long_line_that_is_torn_is_not_given(void **state) {
+    (void)state;
+    bytes text = {0}, packed = {0};
+    char *line = calloc(1, JSONL_MAX_LINE + (1 << 20));
+    append(&text, "first\n", 6);
+    append(&text, line, JSONL_MAX_LINE + (1 << 20));
+    append_frame(&packed, text.p, text.n);
+    reading want = expected_of("first\n", 6), got = read_all(file_of(packed.p, packed.n - 9, ".zst"));
+    assert_int_equal(got.status, COP_EFORMAT);
+    assert_int_equal(got.n_lines, 1);
+    assert_string_equal(got.digest, want.digest);
+    reading_free(&got), reading_free(&want);
+    free(line), free(text.p), free(packed.p);
+}
+
 /* A small compressed file of several frames; bounds[] are the places where a cut leaves whole frames. */
 static bytes small_file(const char **text, size_t bounds[4]) {
     static const char lines[] =
@@ -539,6 +554,7 @@ int main(void) {
         cmocka_unit_test(compressed_bytes_may_come_one_by_one),
         cmocka_unit_test(the_longest_line_is_kept_and_longer_ones_are_skipped),
         cmocka_unit_test(the_digest_covers_the_lines_given_so_far),
+        cmocka_unit_test(a_long_line_that_is_torn_is_not_given),
         cmocka_unit_test(a_file_cut_anywhere_is_an_error_after_its_whole_lines),
         cmocka_unit_test(a_broken_bit_never_loses_or_changes_a_line_silently),
         cmocka_unit_test(what_is_no_frame_is_refused),
