@@ -242,7 +242,6 @@ static progress_view view_of(const progress *p, const progress_state *now) {
                            .columns = p->terminal ? columns_of(p->out) : 0};
 }
 
-/* One write each, so that other output does not come between. */
 static void erase(progress *p) {
     if (p->bar[0]) fputs("\r\x1b[K", p->out);
 }

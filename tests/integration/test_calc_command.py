@@ -1,7 +1,10 @@
 """coppice calc: exit codes, streams, and JSON Lines in and out."""
 import json
 import os
+import select
 import subprocess
+
+import zstandard
 
 COPPICE = os.environ.get("COPPICE", "build/coppice")
 
@@ -73,3 +76,26 @@ def test_output_that_cannot_be_written_is_status_1():
                                stderr=subprocess.PIPE, text=True, timeout=60)
             assert p.returncode == 1
             assert "could not write the output" in p.stderr
+
+
+def test_json_lines_may_be_compressed():
+    lines = "".join(json.dumps({"expr": f"{i}*2"}) + "\n" for i in range(1000)).encode()
+    packed = zstandard.compress(lines[:7000]) + zstandard.compress(lines[7000:])
+    run = lambda data: subprocess.run([COPPICE, "calc"], input=data, capture_output=True, timeout=60)
+    p = run(packed)
+    assert (p.returncode, p.stderr) == (0, b"")
+    assert [json.loads(line)["result"] for line in p.stdout.splitlines()] == [str(2 * i) for i in range(1000)]
+    torn = run(packed[:-5])
+    assert torn.returncode == 1 and p.stdout.startswith(torn.stdout)  # what was whole is answered
+    assert b'could not read input "stdin" to its end' in torn.stderr
+
+
+def test_each_line_is_answered_before_the_next_one_is_written():
+    with subprocess.Popen([COPPICE, "calc"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as p:
+        for i in range(3):
+            p.stdin.write(b'{"expr": "%d+1"}\n' % i)
+            ready, _, _ = select.select([p.stdout], [], [], 30)
+            assert ready, "no answer within 30 s"
+            assert json.loads(p.stdout.readline())["result"] == str(i + 1)
+        p.stdin.close()
+        assert p.wait(30) == 0

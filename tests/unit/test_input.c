@@ -346,6 +346,21 @@ static void the_digest_covers_the_lines_given_so_far(void **state) {
     input_close(in);
 }
 
+static void a_long_line_that_is_torn_is_not_given(void **state) {
+    (void)state;
+    bytes text = {0}, packed = {0};
+    char *line = calloc(1, JSONL_MAX_LINE + (1 << 20));
+    append(&text, "first\n", 6);
+    append(&text, line, JSONL_MAX_LINE + (1 << 20));
+    append_frame(&packed, text.p, text.n);
+    reading want = expected_of("first\n", 6), got = read_all(file_of(packed.p, packed.n - 9, ".zst"));
+    assert_int_equal(got.status, COP_EFORMAT);
+    assert_int_equal(got.n_lines, 1);
+    assert_string_equal(got.digest, want.digest);
+    reading_free(&got), reading_free(&want);
+    free(line), free(text.p), free(packed.p);
+}
+
 /* A small compressed file of several frames; bounds[] are the places where a cut leaves whole frames. */
 static bytes small_file(const char **text, size_t bounds[4]) {
     static const char lines[] =
@@ -482,6 +497,51 @@ static void a_line_is_given_as_soon_as_it_is_there(void **state) {
     close(fds[0]), close(fds[1]);
 }
 
+/* All of it comes before the writer goes on, though the last bytes do not fit into the fourth full buffer. */
+static void compressed_lines_are_given_as_soon_as_they_are_flushed(void **state) {
+    (void)state;
+    enum { N_LINES = 104857, PACKED_BYTES = 60000 };
+    char *text = malloc(10 * N_LINES), *packed = malloc(PACKED_BYTES);
+    for (int i = 0; i < N_LINES; i++) memcpy(text + 10 * i, "{\"x\": 12}\n", 10);
+    ZSTD_CCtx *c = ZSTD_createCCtx();
+    ZSTD_inBuffer from = {text, 10 * N_LINES, 0};
+    ZSTD_outBuffer to = {packed, PACKED_BYTES, 0};
+    assert_int_equal(ZSTD_compressStream2(c, &to, &from, ZSTD_e_flush), 0);
+    int fds[2];
+    assert_int_equal(pipe(fds), 0);
+    assert_int_equal(write(fds[1], packed, to.pos), to.pos);
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fds[0]);
+    cop_error err;
+    input_file *in;
+    assert_int_equal(input_open(&in, path, &err), COP_OK);
+    alarm(20);
+    for (int i = 0; i < N_LINES; i++) {
+        input_line line;
+        bool more;
+        assert_int_equal(input_next(in, &line, &more, &err), COP_OK);
+        assert_int_equal(line.n, 9);
+    }
+    alarm(0);
+    input_close(in);
+    close(fds[0]), close(fds[1]);
+    ZSTD_freeCCtx(c);
+    free(text), free(packed);
+}
+
+/* The end of a frame and that of a block of the reader meet. */
+static void a_frame_may_end_where_the_buffer_does(void **state) {
+    (void)state;
+    for (size_t n = (256 << 10) - 2; n <= (256 << 10) + 2; n++) {
+        char *text = malloc(n);
+        for (size_t i = 0; i < n; i++) text[i] = i % 64 == 63 ? '\n' : 'x';
+        expect_text(text, n);
+        memset(text, 'x', n);
+        expect_text(text, n);
+        free(text);
+    }
+}
+
 static void every_failed_allocation_is_told(void **state) {
     (void)state;
     bytes text = {0}, packed = {0};
@@ -539,12 +599,15 @@ int main(void) {
         cmocka_unit_test(compressed_bytes_may_come_one_by_one),
         cmocka_unit_test(the_longest_line_is_kept_and_longer_ones_are_skipped),
         cmocka_unit_test(the_digest_covers_the_lines_given_so_far),
+        cmocka_unit_test(a_long_line_that_is_torn_is_not_given),
         cmocka_unit_test(a_file_cut_anywhere_is_an_error_after_its_whole_lines),
         cmocka_unit_test(a_broken_bit_never_loses_or_changes_a_line_silently),
         cmocka_unit_test(what_is_no_frame_is_refused),
         cmocka_unit_test(what_cannot_be_opened_is_told),
         cmocka_unit_test(a_reading_that_fails_is_an_error),
         cmocka_unit_test(a_line_is_given_as_soon_as_it_is_there),
+        cmocka_unit_test(compressed_lines_are_given_as_soon_as_they_are_flushed),
+        cmocka_unit_test(a_frame_may_end_where_the_buffer_does),
         cmocka_unit_test(every_failed_allocation_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, remove_files);
