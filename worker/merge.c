@@ -53,7 +53,8 @@ static cop_status open_part(part *p, const char *dir, cop_error *err) {
     uint64_t index, of;
     if (!p->manifest)
         return cop_fail(err, COP_ENOTFOUND,
-                        "cannot merge \"%s\": it is no data set, as it holds no manifest.json", dir);
+                        "cannot merge \"%s\": it is no data set: there is no \"%.200s/manifest.json\"", dir,
+                        dir);
     if (!split_of(p->manifest, &index, &of))
         return cop_fail(err, COP_EFORMAT,
                         "cannot merge \"%s\": its manifest has no \"split\" with index and of", dir);

@@ -51,6 +51,48 @@ static fault_kind next_fault(void) {
     return fault.kind;
 }
 
+/* ---- What is not durable yet, kept while `watching`: a power failure may lose it. */
+static struct {
+    bool watching, shard, temporary, entry; /* bytes of either file; a name in the folder */
+    ino_t shard_file;
+    size_t n_shards; /* that the manifest tells of */
+} volatile_state;
+
+static size_t shards_told(int fd, const char *name);
+
+static void watch_write(int fd, bool is_shard) {
+    struct stat st;
+    if (is_shard && fstat(fd, &st) == 0) volatile_state.shard_file = st.st_ino;
+    *(is_shard ? &volatile_state.shard : &volatile_state.temporary) = true;
+}
+
+static void watch_sync(int fd) {
+    struct stat st;
+    assert_int_equal(fstat(fd, &st), 0);
+    if (S_ISDIR(st.st_mode))
+        volatile_state.entry = false;
+    else if (st.st_ino == volatile_state.shard_file)
+        volatile_state.shard = false;
+    else
+        volatile_state.temporary = false;
+}
+
+/* What enters the manifest must be durable, name and bytes. */
+static void watch_rename(int fd, const char *from) {
+    if (!volatile_state.watching) return;
+    size_t n = shards_told(fd, from);
+    assert_false(volatile_state.temporary);
+    if (n > volatile_state.n_shards) assert_false(volatile_state.shard || volatile_state.entry);
+    volatile_state.n_shards = n;
+    volatile_state.entry = true;
+}
+
+/* A shard is made when all before it is durable. */
+static void watch_create(void) {
+    if (volatile_state.watching) assert_false(volatile_state.shard || volatile_state.entry);
+    volatile_state.entry = true;
+}
+
 #define REPLACED(partly, whole)                                                                              \
     fault_kind kind = next_fault();                                                                          \
     if (kind == CRASH_MIDWAY || kind == FAIL) (void)!(partly);                                               \
@@ -64,16 +106,19 @@ static fault_kind next_fault(void) {
     return result
 
 ssize_t pwrite(int fd, const void *bytes, size_t n, off_t offset) {
+    watch_write(fd, true);
     REPLACED(syscall(SYS_pwrite64, fd, bytes, n / 2, offset), syscall(SYS_pwrite64, fd, bytes, n, offset));
 }
 ssize_t write(int fd, const void *bytes, size_t n) {
+    watch_write(fd, false);
     REPLACED(syscall(SYS_write, fd, bytes, n / 2), syscall(SYS_write, fd, bytes, n));
 }
 int fsync(int fd) {
-    (void)fd;
+    watch_sync(fd);
     REPLACED(0L, 0L);
 }
 int renameat(int from_fd, const char *from, int to_fd, const char *to) {
+    watch_rename(from_fd, from);
     REPLACED(0L, syscall(SYS_renameat2, from_fd, from, to_fd, to, 0));
 }
 int ftruncate(int fd, off_t n) { REPLACED(0L, syscall(SYS_ftruncate, fd, n)); }
@@ -84,7 +129,38 @@ int openat(int fd, const char *name, int flags, ...) {
     va_start(args, flags);
     int mode = flags & O_CREAT ? va_arg(args, int) : 0;
     va_end(args);
+    if (flags & O_EXCL) watch_create();
     REPLACED(0L, syscall(SYS_openat, fd, name, flags, mode));
+}
+
+static size_t shards_told(int fd, const char *name) {
+    static char text[1 << 16];
+    int file = (int)syscall(SYS_openat, fd, name, O_RDONLY);
+    ssize_t n_bytes = read(file, text, sizeof text - 1);
+    assert_true(n_bytes > 0);
+    text[n_bytes] = 0;
+    close(file);
+    size_t n = 0;
+    for (const char *at = text; (at = strstr(at, "\"xxh128\"")); at++) n++;
+    return n;
+}
+
+/* Run `run` in a process of its own with a fault.  Whether the fault came; else it must have answered 0. */
+static bool crashes(int (*run)(const void *context), const void *context, fault_kind kind, int n) {
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        arm(kind, n);
+        _exit(run(context));
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    if (WIFSIGNALED(status)) {
+        assert_int_equal(WTERMSIG(status), SIGKILL);
+        return true;
+    }
+    assert_int_equal(WEXITSTATUS(status), 0);
+    return false;
 }
 
 /* ---- Folders. */
@@ -140,12 +216,6 @@ static void write_file(const char *path, const void *bytes, size_t n) {
     assert_non_null(f);
     assert_int_equal(fwrite(bytes, 1, n, f), n);
     assert_int_equal(fclose(f), 0);
-}
-
-static size_t file_size(const char *path) {
-    struct stat st;
-    assert_int_equal(stat(path, &st), 0);
-    return (size_t)st.st_size;
 }
 
 /* ---- The job: JOB_LINES records, three to a frame, some frames to a shard. */

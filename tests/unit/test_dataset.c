@@ -1,6 +1,12 @@
 /* Data sets on disk: whatever stops the process, the same command goes on and each record stands once. */
 #include "tests/unit/dataset_fixture.h"
 
+static size_t file_size(const char *path) {
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    return (size_t)st.st_size;
+}
+
 static void test_records_come_back_from_folder_and_shard(void **state) {
     (void)state;
     job j = job_defaults(in_scratch("plain"));
@@ -85,23 +91,9 @@ static void test_an_empty_data_set_is_complete_too(void **state) {
 
 /* ---- Crashes. */
 
-/* Run the job in a process of its own with a fault.  Whether the fault came (else the job was finished). */
-static bool run_with_fault(const job *j, fault_kind kind, int n) {
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid == 0) {
-        cop_error err;
-        arm(kind, n);
-        _exit(run_job(j, &err) == COP_OK ? 0 : 1);
-    }
-    int status;
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    if (WIFSIGNALED(status)) {
-        assert_int_equal(WTERMSIG(status), SIGKILL);
-        return true;
-    }
-    assert_int_equal(WEXITSTATUS(status), 0);
-    return false;
+static int run_job_alone(const void *context) {
+    cop_error err;
+    return run_job(context, &err) == COP_OK ? 0 : 1;
 }
 
 static void crash_at_every_call(fault_kind kind, const char *dir) {
@@ -109,7 +101,7 @@ static void crash_at_every_call(fault_kind kind, const char *dir) {
     int n = 0;
     for (bool crashed = true; crashed; n++) {
         shell("rm -rf '%s'", j.dir);
-        crashed = run_with_fault(&j, kind, n);
+        crashed = crashes(run_job_alone, &j, kind, n);
         finish_and_check(&j);
     }
     assert_true(n > 50);
@@ -134,7 +126,7 @@ static void test_crashes_again_and_again(void **state) {
     (void)state;
     job j = job_defaults(in_scratch("again"));
     int rounds = 1;
-    while (run_with_fault(&j, CRASH_MIDWAY, 12 + rounds % 7)) rounds++;
+    while (crashes(run_job_alone, &j, CRASH_MIDWAY, 12 + rounds % 7)) rounds++;
     assert_true(rounds > 5);
     finish_and_check(&j);
 }
@@ -175,6 +167,16 @@ static void test_an_empty_shard_is_no_part_of_a_complete_set(void **state) {
     assert_int_not_equal(access(in_scratch("hollow/shard-00000.zst"), F_OK), 0);
 }
 
+static void test_what_the_manifest_tells_is_durable(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("durable"));
+    volatile_state.watching = true;
+    finish_and_check(&j);
+    assert_true(volatile_state.n_shards >= 3);
+    assert_false(volatile_state.shard || volatile_state.entry || volatile_state.temporary);
+    volatile_state.watching = false;
+}
+
 /* ---- Errors of the disk. */
 
 static void test_a_full_disk_is_told_and_a_rerun_goes_on(void **state) {
@@ -208,7 +210,7 @@ static void test_the_same_writer_may_try_again(void **state) {
     j.retries = 1;
     cop_error err;
     bool fired = true;
-    for (int n = 12; fired; n++) { /* past opening the folder, which is not tried again */
+    for (int n = 11; fired; n++) { /* past opening the folder, which is not tried again */
         shell("rm -rf '%s'", j.dir);
         arm(FAIL, n);
         cop_status status = run_job(&j, &err);
@@ -676,6 +678,7 @@ int main(void) {
         cmocka_unit_test(test_crashes_again_and_again),
         cmocka_unit_test(test_a_full_shard_becomes_complete_on_opening),
         cmocka_unit_test(test_an_empty_shard_is_no_part_of_a_complete_set),
+        cmocka_unit_test(test_what_the_manifest_tells_is_durable),
         cmocka_unit_test(test_a_full_disk_is_told_and_a_rerun_goes_on),
         cmocka_unit_test(test_the_same_writer_may_try_again),
         cmocka_unit_test(test_a_torn_frame_is_cut_off_at_once),
