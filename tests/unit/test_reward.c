@@ -410,12 +410,15 @@ static int count_descriptors(void) {
     return n;
 }
 
+#define COUNT_DESCRIPTORS                                                                                    \
+    "n=0; for fd in $(seq 0 100); do [ ! -e /proc/$$/fd/$fd ] || n=$((n+1)); done; echo $n; "
+
 static void no_descriptor_leaks(void **state) {
     (void)state;
-    int inheritable = dup(0), before = count_descriptors();
-    reward *a = open_or_fail("read -r line; ls /proc/$$/fd | wc -l; exec sleep 1000");
+    int inheritable = dup(1), before = count_descriptors();
+    reward *a = open_or_fail("read -r line; " COUNT_DESCRIPTORS "exec sleep 1000");
     assert_int_equal(count_descriptors(), before + 3); /* two ends and an eventfd */
-    reward *b = open_or_fail("read -r line; ls /proc/$$/fd | wc -l; exec sleep 1000");
+    reward *b = open_or_fail("read -r line; " COUNT_DESCRIPTORS "exec sleep 1000");
     ask_or_fail(a, 1), ask_or_fail(b, 1);
     assert_true(take_or_fail(a) == 3);
     assert_true(take_or_fail(b) == 3);
@@ -448,7 +451,8 @@ static void signals_are_as_a_shell_gives_them(void **state) {
     sigemptyset(&some), sigaddset(&some, SIGINT), sigaddset(&some, SIGTERM), sigaddset(&some, SIGPIPE);
     pthread_sigmask(SIG_BLOCK, &some, &before);
     void (*old)(int) = signal(SIGPIPE, SIG_IGN);
-    double n = answer_of("grep -c 'Sig\\(Blk\\|Ign\\):.*[1-9a-f]' /proc/self/status");
+    /* of the signals up to 28; posix_spawn() itself ignores the two that are the C library's own */
+    double n = answer_of("grep -c 'Sig\\(Blk\\|Ign\\):.*[1-9a-f].\\{0,6\\}$' /proc/self/status");
     signal(SIGPIPE, old);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     assert_true(n == 0);
