@@ -20,10 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOK_MS 500 /* how often a silent program is asked whether it has ended */
-#define EXIT_SECONDS                                                                                         \
-    1.0 /* from the end of its output to its own; a program that goes on is not waited for                   \
-         */
+#define LOOK_MS 500      /* how often a silent program is asked whether it has ended */
+#define EXIT_SECONDS 1.0 /* how long the end of a program may be after the end of its output */
 #define EXIT_LOOK_NS 1000000
 #define SHOWN 60 /* bytes of a wrong line that a message shows */
 

@@ -216,7 +216,7 @@ static void words_are_compared_as_text(void **state) {
     EXPECT_PAIRS(true, {"Paris", " Paris\t"}, {"inf", "inf"}, {"", "  "}, {"1,2", "1,2"},
                  {"1e9999999999999999", "1e9999999999999999"});
     EXPECT_PAIRS(false, {"Paris", "paris"}, {"True", "1"}, {"a b", "ab"}, {"Paris", "Pari"},
-                 {"1e9999999999999999", "1"});
+                 {"1e9999999999999999", "1.0e9999999999999999"}, {"1e99999999999999999999999", "1"});
 }
 
 static double reward_for(const char *answer, const char *expected) {

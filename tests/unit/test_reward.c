@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -345,6 +345,20 @@ static void stopping_frees_whoever_waits(void **state) {
     }
 }
 
+static void a_process_that_ignores_its_children_still_finds_them_ended(void **state) {
+    (void)state;
+    void (*old)(int) = signal(SIGCHLD, SIG_IGN); /* then nobody can ask how one ended */
+    reward *r = open_or_fail("read -r line; echo 1; exit 3");
+    ask_or_fail(r, 1);
+    assert_true(take_or_fail(r) == 1);
+    expect_end(r);
+    cop_error err = {0};
+    assert_int_equal(ask(r, &err), COP_EIO);
+    assert_string_equal(err.message, "could not ask the reward program: it ended");
+    reward_close(r);
+    signal(SIGCHLD, old);
+}
+
 static void closing_waits_for_no_program(void **state) {
     (void)state;
     static const char *const stubborn[] = {
@@ -477,8 +491,13 @@ static void python_is_told_not_to_buffer(void **state) {
 
 /* ---- Much. */
 
-static void a_sample_larger_than_the_pipe_goes_over(void **state) {
+static void note_signal(int signal_number) { (void)signal_number; }
+
+static void a_sample_larger_than_the_pipe_goes_over_whatever_interrupts_it(void **state) {
     (void)state;
+    struct sigaction interrupting = {.sa_handler = note_signal}, before; /* without SA_RESTART */
+    sigaction(SIGALRM, &interrupting, &before);
+    setitimer(ITIMER_REAL, &(struct itimerval){{0, 5000}, {0, 5000}}, NULL);
     const size_t n = 1 << 20;
     char *text = malloc(n + 1);
     memset(text, 'x', n);
@@ -490,6 +509,8 @@ static void a_sample_larger_than_the_pipe_goes_over(void **state) {
     reward_no_more(r);
     assert_true(take_or_fail(r) == (double)(n + strlen("{\"text\": \"\"}\n")));
     reward_close(r);
+    setitimer(ITIMER_REAL, &(struct itimerval){{0, 0}, {0, 0}}, NULL);
+    sigaction(SIGALRM, &before, NULL);
     json_decref(sample);
     free(text);
 }
@@ -548,6 +569,7 @@ int main(void) {
         cmocka_unit_test(answers_may_all_come_at_the_end),
         cmocka_unit_test(taking_does_not_wait_longer_than_told),
         cmocka_unit_test(stopping_frees_whoever_waits),
+        cmocka_unit_test(a_process_that_ignores_its_children_still_finds_them_ended),
         cmocka_unit_test(closing_waits_for_no_program),
         cmocka_unit_test(what_a_program_leaves_behind_holds_up_nobody),
         cmocka_unit_test(closing_kills_the_whole_group),
@@ -556,7 +578,7 @@ int main(void) {
         cmocka_unit_test(signals_are_as_a_shell_gives_them),
         cmocka_unit_test(it_leads_a_group_of_its_own),
         cmocka_unit_test(python_is_told_not_to_buffer),
-        cmocka_unit_test(a_sample_larger_than_the_pipe_goes_over),
+        cmocka_unit_test(a_sample_larger_than_the_pipe_goes_over_whatever_interrupts_it),
         cmocka_unit_test(many_answers_need_no_more_memory_than_what_is_owing),
         cmocka_unit_test(it_survives_every_single_allocation_failure),
     };
