@@ -20,10 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOK_MS 500 /* how often a silent program is asked whether it has ended */
-#define EXIT_SECONDS                                                                                         \
-    1.0 /* from the end of its output to its own; a program that goes on is not waited for                   \
-         */
+#define LOOK_MS 500      /* how often a silent program is asked whether it has ended */
+#define EXIT_SECONDS 1.0 /* how long the end of a program may be after the end of its output */
 #define EXIT_LOOK_NS 1000000
 #define SHOWN 60 /* bytes of a wrong line that a message shows */
 
@@ -151,6 +149,7 @@ static void show_line(char out[SHOWN + 4], const char *line, size_t n) {
 
 /* The number in a line, NaN for null.  False if it is no answer. */
 static bool parse_answer(const char *line, size_t n, double *value) {
+    if (n > REWARD_MAX_LINE) return false;
     json_t *root =
         json_loadb(line, n, JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL | JSON_REJECT_DUPLICATES, NULL);
     const json_t *answer = json_is_object(root) ? json_object_get(root, "reward") : root;

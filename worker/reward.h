@@ -33,9 +33,8 @@ cop_status reward_open(reward **out, const char *command, cop_error *err);
 /* Kill it and its process group if it still runs; waits for nothing else.  NULL does nothing. */
 void reward_close(reward *r);
 
-/* Kill it now: whoever waits in reward_ask() or reward_take() gets COP_EIO.  Any thread; not a signal
- * handler.
- */
+/* Kill it now: whoever waits in reward_ask() or reward_take() gets COP_EIO.  Any thread, but no
+ * signal handler. */
 void reward_stop(reward *r);
 
 /* Hand over a sample (borrowed).  Waits while the program's pipe is full.  COP_EIO: it has ended or closed

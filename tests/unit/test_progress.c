@@ -102,13 +102,8 @@ static void what_is_not_known_is_left_out(void **state) {
 static void percent_is_100_only_at_the_end(void **state) {
     (void)state;
     progress_view v = {
-<<<<<<< HEAD
-        .what = "x", .now = {99999, 0, 0, 100000}, .tokens_per_second = -1, .eta_seconds = -1, .columns = 46};
-    expect_line(&v, "x  [========>]  99 %  99,999 of 100,000 lines");
-=======
         .what = "x", .now = {99999, 0, 0, 100000}, .tokens_per_second = -1, .eta_seconds = -1, .columns = 47};
     expect_line(&v, "x  [=========>]  99 %  99,999 of 100,000 lines");
->>>>>>> input
     v.now.lines = 100000;
     expect_line(&v, "x  [========]  100 %  100,000 of 100,000 lines");
     v.now.lines = 100001; /* more than were counted */
