@@ -4,49 +4,12 @@
 #include "proto/reply.h"
 
 #include <assert.h>
-#include <msgpack.h>
 #include <string.h>
 
-#include "proto/wire_utf8.h"
-
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "arrays of numbers are little-endian on the wire and are written as they stand"
-#endif
-
-typedef struct writer {
-    msgpack_packer packer;
-    wire_buffer buffer;
-    size_t cap;
-    bool failed; /* for want of memory */
-    const wire_allocator *allocator;
-} writer;
-
-/* The packer's callback. */
-static int append(void *context, const char *bytes, size_t n) {
-    writer *w = context;
-    if (w->failed) return -1;
-    if (n > w->cap - w->buffer.n) {
-        size_t cap = w->cap + w->cap / 2 + 256;
-        if (cap < w->buffer.n + n) cap = w->buffer.n + n;
-        void *block = wire_resize(w->allocator, w->buffer.bytes, cap);
-        if (!block) {
-            w->failed = true;
-            return -1;
-        }
-        w->buffer.bytes = block, w->cap = cap;
-    }
-    memcpy(w->buffer.bytes + w->buffer.n, bytes, n);
-    w->buffer.n += n;
-    return 0;
-}
-
-static void start(writer *w, const wire_allocator *allocator) {
-    *w = (writer){.allocator = allocator};
-    msgpack_packer_init(&w->packer, w, append);
-}
+#include "proto/pack.h"
 
 /* Hand the message over, compressed as the head says. */
-static bool finish(writer *w, const reply_head *head, wire_buffer *out) {
+static bool finish(pack_writer *w, const reply_head *head, wire_buffer *out) {
     if (!w->failed && wire_wrap(&w->buffer, head->compress, w->allocator)) {
         *out = w->buffer;
         return true;
@@ -56,67 +19,32 @@ static bool finish(writer *w, const reply_head *head, wire_buffer *out) {
     return false;
 }
 
-/* ---- Values. */
-
-static void map(writer *w, size_t n_pairs) { msgpack_pack_map(&w->packer, n_pairs); }
-static void array(writer *w, size_t n) { msgpack_pack_array(&w->packer, n); }
-static void key(writer *w, const char *name) { msgpack_pack_str_with_body(&w->packer, name, strlen(name)); }
-
-static void text(writer *w, wire_text value) {
-    assert(wire_utf8_valid(value.bytes, value.n));
-    msgpack_pack_str_with_body(&w->packer, value.bytes ? value.bytes : "", value.n);
-}
-
-static void binary(writer *w, const void *items, size_t n, size_t size) {
-    assert(n <= UINT32_MAX / size);
-    msgpack_pack_bin_with_body(&w->packer, items ? items : "", n * size);
-}
-
-static void put_text(writer *w, const char *name, wire_text value) { key(w, name), text(w, value); }
-static void put_u64(writer *w, const char *name, uint64_t value) {
-    key(w, name), msgpack_pack_uint64(&w->packer, value);
-}
-static void put_real(writer *w, const char *name, double value) {
-    key(w, name), msgpack_pack_double(&w->packer, value);
-}
-static void put_binary(writer *w, const char *name, const void *items, size_t n, size_t size) {
-    key(w, name), binary(w, items, n, size);
-}
-
-static void put_bool(writer *w, const char *name, bool value) {
-    key(w, name);
-    if (value)
-        msgpack_pack_true(&w->packer);
-    else
-        msgpack_pack_false(&w->packer);
-}
-
-static void put_weights(writer *w, reply_weights weights) {
-    key(w, "weights"), array(w, 2);
+static void put_weights(pack_writer *w, reply_weights weights) {
+    pack_key(w, "weights"), pack_array(w, 2);
     msgpack_pack_uint64(&w->packer, weights.version);
-    text(w, weights.digest);
+    pack_text(w, weights.digest);
 }
 
 /* Open a reply of n_more pairs after `type` and `id`. */
-static void open_reply(writer *w, const reply_head *head, const char *type, size_t n_more) {
-    map(w, 2 + n_more);
-    put_text(w, "type", wire_text_of(type));
-    put_text(w, "id", head->id);
+static void open_reply(pack_writer *w, const reply_head *head, const char *type, size_t n_more) {
+    pack_map(w, 2 + n_more);
+    pack_put_text(w, "type", wire_text_of(type));
+    pack_put_text(w, "id", head->id);
 }
 
 /* ---- The plain replies. */
 
 bool reply_encode_pong(wire_buffer *out, const reply_head *head, const reply_pong *pong) {
-    writer w;
-    start(&w, head->allocator);
+    pack_writer w;
+    pack_start(&w, head->allocator);
     open_reply(&w, head, "pong", 7);
-    put_text(&w, "version", pong->version);
-    put_u64(&w, "protocol", WIRE_PROTOCOL);
-    put_text(&w, "model", pong->model);
+    pack_put_text(&w, "version", pong->version);
+    pack_put_u64(&w, "protocol", WIRE_PROTOCOL);
+    pack_put_text(&w, "model", pong->model);
     put_weights(&w, pong->weights);
-    put_text(&w, "backend", pong->backend);
-    put_text(&w, "numerics", pong->numerics);
-    put_text(&w, "state", pong->state);
+    pack_put_text(&w, "backend", pong->backend);
+    pack_put_text(&w, "numerics", pong->numerics);
+    pack_put_text(&w, "state", pong->state);
     return finish(&w, head, out);
 }
 
@@ -143,37 +71,37 @@ bool reply_encode_status(wire_buffer *out, const reply_head *head, const reply_s
         {"steps", s->steps},
     };
     const size_t n = sizeof numbers / sizeof *numbers;
-    writer w;
-    start(&w, head->allocator);
+    pack_writer w;
+    pack_start(&w, head->allocator);
     open_reply(&w, head, "status", n + 2);
-    for (size_t i = 0; i < n; i++) put_u64(&w, numbers[i].name, numbers[i].value);
+    for (size_t i = 0; i < n; i++) pack_put_u64(&w, numbers[i].name, numbers[i].value);
     put_weights(&w, s->weights);
-    put_real(&w, "seconds", s->seconds);
+    pack_put_real(&w, "seconds", s->seconds);
     return finish(&w, head, out);
 }
 
 bool reply_encode_accepted(wire_buffer *out, const reply_head *head, const reply_accepted *accepted) {
-    writer w;
-    start(&w, head->allocator);
+    pack_writer w;
+    pack_start(&w, head->allocator);
     open_reply(&w, head, "accepted", 4);
-    put_u64(&w, "samples", accepted->samples);
-    put_u64(&w, "seed", accepted->seed);
+    pack_put_u64(&w, "samples", accepted->samples);
+    pack_put_u64(&w, "seed", accepted->seed);
     put_weights(&w, accepted->weights);
-    put_text(&w, "numerics", accepted->numerics);
+    pack_put_text(&w, "numerics", accepted->numerics);
     return finish(&w, head, out);
 }
 
 bool reply_encode_done(wire_buffer *out, const reply_head *head, const reply_done *done) {
-    writer w;
-    start(&w, head->allocator);
+    pack_writer w;
+    pack_start(&w, head->allocator);
     open_reply(&w, head, "done", done ? 6 : 0);
     if (done) {
-        put_u64(&w, "samples", done->samples);
-        put_u64(&w, "prompt_tokens", done->prompt_tokens);
-        put_u64(&w, "cached_tokens", done->cached_tokens);
-        put_u64(&w, "sampled_tokens", done->sampled_tokens);
-        put_u64(&w, "forced_tokens", done->forced_tokens);
-        put_real(&w, "seconds", done->seconds);
+        pack_put_u64(&w, "samples", done->samples);
+        pack_put_u64(&w, "prompt_tokens", done->prompt_tokens);
+        pack_put_u64(&w, "cached_tokens", done->cached_tokens);
+        pack_put_u64(&w, "sampled_tokens", done->sampled_tokens);
+        pack_put_u64(&w, "forced_tokens", done->forced_tokens);
+        pack_put_real(&w, "seconds", done->seconds);
     }
     return finish(&w, head, out);
 }
@@ -181,78 +109,78 @@ bool reply_encode_done(wire_buffer *out, const reply_head *head, const reply_don
 bool reply_encode_error(wire_buffer *out, const reply_head *head, const wire_error *error) {
     assert(error->code);
     bool has_key = error->key[0], has_retry = error->retry_after > 0;
-    writer w;
-    start(&w, head->allocator);
+    pack_writer w;
+    pack_start(&w, head->allocator);
     open_reply(&w, head, "error", 2 + has_key + has_retry);
-    put_text(&w, "code", wire_text_of(error->code));
-    put_text(&w, "message", wire_text_of(error->message));
-    if (has_key) put_text(&w, "key", wire_text_of(error->key));
-    if (has_retry) put_real(&w, "retry_after", error->retry_after);
+    pack_put_text(&w, "code", wire_text_of(error->code));
+    pack_put_text(&w, "message", wire_text_of(error->message));
+    if (has_key) pack_put_text(&w, "key", wire_text_of(error->key));
+    if (has_retry) pack_put_real(&w, "retry_after", error->retry_after);
     return finish(&w, head, out);
 }
 
 bool reply_encode_tokens(wire_buffer *out, const reply_head *head, wire_ids tokens) {
-    writer w;
-    start(&w, head->allocator);
+    pack_writer w;
+    pack_start(&w, head->allocator);
     open_reply(&w, head, "tokens", 1);
-    put_binary(&w, "tokens", tokens.ids, tokens.n, sizeof *tokens.ids);
+    pack_put_binary(&w, "tokens", tokens.ids, tokens.n, sizeof *tokens.ids);
     return finish(&w, head, out);
 }
 
 bool reply_encode_text(wire_buffer *out, const reply_head *head, wire_text repaired, const void *bytes,
                        size_t n_bytes) {
-    writer w;
-    start(&w, head->allocator);
+    pack_writer w;
+    pack_start(&w, head->allocator);
     open_reply(&w, head, "text", 2);
-    put_text(&w, "text", repaired);
-    put_binary(&w, "bytes", bytes, n_bytes, 1);
+    pack_put_text(&w, "text", repaired);
+    pack_put_binary(&w, "bytes", bytes, n_bytes, 1);
     return finish(&w, head, out);
 }
 
 /* ---- scores */
 
-static void write_score(writer *w, const reply_score *s, size_t top) {
-    map(w, top ? 5 : 1);
-    put_binary(w, "logprobs", s->logprobs, s->n, sizeof(float));
+static void write_score(pack_writer *w, const reply_score *s, size_t top) {
+    pack_map(w, top ? 5 : 1);
+    pack_put_binary(w, "logprobs", s->logprobs, s->n, sizeof(float));
     if (!top) return;
-    put_binary(w, "top_ids", s->top_ids, s->n * top, sizeof(uint32_t));
-    put_binary(w, "top_logprobs", s->top_logprobs, s->n * top, sizeof(float));
-    put_binary(w, "next_ids", s->next_ids, top, sizeof(uint32_t));
-    put_binary(w, "next_logprobs", s->next_logprobs, top, sizeof(float));
+    pack_put_binary(w, "top_ids", s->top_ids, s->n * top, sizeof(uint32_t));
+    pack_put_binary(w, "top_logprobs", s->top_logprobs, s->n * top, sizeof(float));
+    pack_put_binary(w, "next_ids", s->next_ids, top, sizeof(uint32_t));
+    pack_put_binary(w, "next_logprobs", s->next_logprobs, top, sizeof(float));
 }
 
 bool reply_encode_scores(wire_buffer *out, const reply_head *head, const reply_scores *scores) {
-    writer w;
-    start(&w, head->allocator);
+    pack_writer w;
+    pack_start(&w, head->allocator);
     open_reply(&w, head, "scores", 3);
-    key(&w, "scores"), array(&w, scores->n_scores);
+    pack_key(&w, "scores"), pack_array(&w, scores->n_scores);
     for (size_t i = 0; i < scores->n_scores; i++) write_score(&w, &scores->scores[i], scores->top);
     put_weights(&w, scores->weights);
-    put_text(&w, "numerics", scores->numerics);
+    pack_put_text(&w, "numerics", scores->numerics);
     return finish(&w, head, out);
 }
 
 /* ---- samples */
 
-static void write_tool_calls(writer *w, const reply_sample *s) {
-    key(w, "tool_calls"), array(w, s->n_tool_calls);
+static void write_tool_calls(pack_writer *w, const reply_sample *s) {
+    pack_key(w, "tool_calls"), pack_array(w, s->n_tool_calls);
     for (size_t i = 0; i < s->n_tool_calls; i++) {
         const reply_tool_call *call = &s->tool_calls[i];
         assert(call->at < s->n_tokens);
-        map(w, 3);
-        put_u64(w, "at", call->at);
-        put_text(w, "tool", call->tool);
-        put_bool(w, "ok", call->ok);
+        pack_map(w, 3);
+        pack_put_u64(w, "at", call->at);
+        pack_put_text(w, "tool", call->tool);
+        pack_put_bool(w, "ok", call->ok);
     }
 }
 
-static void write_weights_runs(writer *w, const reply_sample *s) {
-    key(w, "weights"), array(w, s->n_weights);
+static void write_weights_runs(pack_writer *w, const reply_sample *s) {
+    pack_key(w, "weights"), pack_array(w, s->n_weights);
     for (size_t i = 0; i < s->n_weights; i++) {
-        array(w, 3);
+        pack_array(w, 3);
         msgpack_pack_uint32(&w->packer, s->weights[i].start);
         msgpack_pack_uint64(&w->packer, s->weights[i].weights.version);
-        text(w, s->weights[i].weights.digest);
+        pack_text(w, s->weights[i].weights.digest);
     }
 }
 
@@ -262,43 +190,44 @@ static size_t count_keys(const reply_sample *s) {
            (s->text.bytes != NULL);
 }
 
-static void write_sample(writer *w, const reply_sample *s) {
+void pack_sample(pack_writer *w, const reply_sample *s) {
     static const char *const finishes[] = {"stop", "length", "cancelled"};
-    map(w, count_keys(s));
-    put_u64(w, "prompt", s->prompt);
-    put_u64(w, "sample", s->sample);
-    if (s->prompt_id.bytes) put_text(w, "prompt_id", s->prompt_id);
-    put_u64(w, "seed", s->seed);
+    pack_map(w, count_keys(s));
+    pack_put_u64(w, "prompt", s->prompt);
+    pack_put_u64(w, "sample", s->sample);
+    if (s->prompt_id.bytes) pack_put_text(w, "prompt_id", s->prompt_id);
+    pack_put_u64(w, "seed", s->seed);
     if (s->has_prompt_tokens)
-        put_binary(w, "prompt_tokens", s->prompt_tokens.ids, s->prompt_tokens.n, sizeof(uint32_t));
-    put_binary(w, "tokens", s->tokens, s->n_tokens, sizeof(uint32_t));
-    put_binary(w, "mask", s->mask, s->n_tokens, 1);
-    if (s->has_logprobs) put_binary(w, "logprobs", s->logprobs, s->n_tokens, sizeof(float));
-    if (s->has_model_logprobs) put_binary(w, "model_logprobs", s->model_logprobs, s->n_tokens, sizeof(float));
-    if (s->has_entropy) put_binary(w, "entropy", s->entropy, s->n_tokens, sizeof(float));
+        pack_put_binary(w, "prompt_tokens", s->prompt_tokens.ids, s->prompt_tokens.n, sizeof(uint32_t));
+    pack_put_binary(w, "tokens", s->tokens, s->n_tokens, sizeof(uint32_t));
+    pack_put_binary(w, "mask", s->mask, s->n_tokens, 1);
+    if (s->has_logprobs) pack_put_binary(w, "logprobs", s->logprobs, s->n_tokens, sizeof(float));
+    if (s->has_model_logprobs)
+        pack_put_binary(w, "model_logprobs", s->model_logprobs, s->n_tokens, sizeof(float));
+    if (s->has_entropy) pack_put_binary(w, "entropy", s->entropy, s->n_tokens, sizeof(float));
     if (s->has_kept) {
         assert(s->kept_offsets[s->n_tokens] == s->kept_ids.n);
-        put_binary(w, "kept_ids", s->kept_ids.ids, s->kept_ids.n, sizeof(uint32_t));
-        put_binary(w, "kept_offsets", s->kept_offsets, s->n_tokens + 1, sizeof(uint32_t));
+        pack_put_binary(w, "kept_ids", s->kept_ids.ids, s->kept_ids.n, sizeof(uint32_t));
+        pack_put_binary(w, "kept_offsets", s->kept_offsets, s->n_tokens + 1, sizeof(uint32_t));
     }
-    put_text(w, "finish", wire_text_of(finishes[s->finish]));
+    pack_put_text(w, "finish", wire_text_of(finishes[s->finish]));
     if (s->has_stop)
-        put_u64(w, "stop", s->stop);
+        pack_put_u64(w, "stop", s->stop);
     else if (s->stop_string.bytes)
-        put_text(w, "stop", s->stop_string);
+        pack_put_text(w, "stop", s->stop_string);
     write_tool_calls(w, s);
     write_weights_runs(w, s);
-    if (s->text.bytes) put_text(w, "text", s->text);
+    if (s->text.bytes) pack_put_text(w, "text", s->text);
 }
 
 /* One message around the samples encoded in bytes[0 .. n_bytes). */
 static bool write_message(wire_buffer *out, const reply_head *head, size_t n_samples, const uint8_t *bytes,
                           size_t n_bytes) {
-    writer w;
-    start(&w, head->allocator);
+    pack_writer w;
+    pack_start(&w, head->allocator);
     open_reply(&w, head, "samples", 1);
-    key(&w, "samples"), array(&w, n_samples);
-    append(&w, (const char *)bytes, n_bytes);
+    pack_key(&w, "samples"), pack_array(&w, n_samples);
+    pack_append(&w, (const char *)bytes, n_bytes);
     return finish(&w, head, out);
 }
 
@@ -328,11 +257,11 @@ bool reply_encode_samples(wire_buffer **out, size_t *n_out, const reply_head *he
     size_t *ends = wire_resize(allocator, NULL, n * sizeof *ends), n_messages = 0;
     wire_buffer *messages =
         wire_resize(allocator, NULL, n * sizeof *messages); /* no more messages than samples */
-    writer w;
-    start(&w, allocator);
+    pack_writer w;
+    pack_start(&w, allocator);
     bool ok = ends && messages;
     for (size_t i = 0; ok && i < n; i++) {
-        write_sample(&w, &samples[i]);
+        pack_sample(&w, &samples[i]);
         ends[i] = w.buffer.n;
         ok = !w.failed;
     }

@@ -14,25 +14,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/item.h"
 #include "proto/request.h"
 #include "proto/wire_utf8.h"
-
-typedef enum item_kind {
-    ITEM_SCALAR, /* nil, numbers */
-    ITEM_BOOL,
-    ITEM_STR,
-    ITEM_BIN,
-    ITEM_EXT,
-    ITEM_ARRAY,
-    ITEM_MAP
-} item_kind;
-
-typedef struct item {
-    item_kind kind;
-    uint8_t first; /* the byte that it starts with */
-    uint64_t n;    /* bytes of the body, or elements (a map has two per pair) */
-    size_t start;  /* of the body, in the message */
-} item;
 
 typedef struct level {
     bool is_map;
@@ -45,66 +29,13 @@ typedef struct level {
 } level;
 
 typedef struct walk {
-    const uint8_t *bytes;
-    size_t n, pos;
+    item_reader in;
     int depth;
     level levels[REQUEST_MAX_DEPTH];
     size_t max_object_bytes;
     request_checked *out;
     wire_error *err; /* code NULL: nothing broken so far */
 } walk;
-
-/* ---- One item's head. */
-
-/* By what follows the first byte, for C0..DF: how many bytes of length, and the fixed part of the body. */
-typedef struct item_form {
-    item_kind kind;
-    uint8_t length_bytes, body_bytes;
-} item_form;
-
-static const item_form forms[32] = {
-    {ITEM_SCALAR, 0, 0},                                        /* C0 nil */
-    {ITEM_SCALAR, 0, 0},                                        /* C1 is never used; the walk refuses it */
-    {ITEM_BOOL, 0, 0},   {ITEM_BOOL, 0, 0},                     /* C2 C3 */
-    {ITEM_BIN, 1, 0},    {ITEM_BIN, 2, 0},    {ITEM_BIN, 4, 0}, /* C4.. */
-    {ITEM_EXT, 1, 1},    {ITEM_EXT, 2, 1},    {ITEM_EXT, 4, 1}, /* C7..: the type is a byte */
-    {ITEM_SCALAR, 0, 4}, {ITEM_SCALAR, 0, 8},                   /* CA CB floats */
-    {ITEM_SCALAR, 0, 1}, {ITEM_SCALAR, 0, 2}, {ITEM_SCALAR, 0, 4}, {ITEM_SCALAR, 0, 8}, /* CC.. */
-    {ITEM_SCALAR, 0, 1}, {ITEM_SCALAR, 0, 2}, {ITEM_SCALAR, 0, 4}, {ITEM_SCALAR, 0, 8}, /* D0.. */
-    {ITEM_EXT, 0, 2},    {ITEM_EXT, 0, 3},    {ITEM_EXT, 0, 5},    {ITEM_EXT, 0, 9},    /* D4.. */
-    {ITEM_EXT, 0, 17},                                                                  /* D8 */
-    {ITEM_STR, 1, 0},    {ITEM_STR, 2, 0},    {ITEM_STR, 4, 0},                         /* D9.. */
-    {ITEM_ARRAY, 2, 0},  {ITEM_ARRAY, 4, 0},                                            /* DC DD */
-    {ITEM_MAP, 2, 0},    {ITEM_MAP, 4, 0},                                              /* DE DF */
-};
-
-/* Read the head of the next item and step over it and its body (not over elements).  Returns NULL, or what is
- * wrong. */
-static const char *next_item(walk *w, item *it) {
-    if (w->pos >= w->n) return "it ends too early";
-    uint8_t b = w->bytes[w->pos++];
-    *it = (item){ITEM_SCALAR, b, 0, 0};
-    if (b >= 0x80 && b <= 0x8F)
-        it->kind = ITEM_MAP, it->n = b & 0x0F;
-    else if (b >= 0x90 && b <= 0x9F)
-        it->kind = ITEM_ARRAY, it->n = b & 0x0F;
-    else if (b >= 0xA0 && b <= 0xBF)
-        it->kind = ITEM_STR, it->n = b & 0x1F;
-    else if (b == 0xC1)
-        return "byte C1 has no meaning";
-    else if (b >= 0xC0 && b <= 0xDF) {
-        const item_form *form = &forms[b - 0xC0];
-        if (form->length_bytes > w->n - w->pos) return "it ends too early";
-        for (int i = 0; i < form->length_bytes; i++) it->n = it->n << 8 | w->bytes[w->pos++];
-        it->kind = form->kind;
-        it->n += form->body_bytes;
-    }
-    it->start = w->pos;
-    if (it->kind == ITEM_MAP) it->n *= 2;
-    if (it->n > w->n - w->pos) return "it ends too early"; /* an element takes at least a byte */
-    if (it->kind < ITEM_ARRAY) w->pos += it->n;
-    return NULL;
-}
 
 /* ---- Errors. */
 
@@ -128,15 +59,15 @@ static void broke(walk *w, const char *why) {
     if (w->err->code) return;
     char path[sizeof w->err->key * 2];
     write_path(w, path, sizeof path);
-    wire_fail(w->err, WIRE_BAD_REQUEST, path, "cannot accept the value at byte %zu: %s", w->pos, why);
+    wire_fail(w->err, WIRE_BAD_REQUEST, path, "cannot accept the value at byte %zu: %s", w->in.pos, why);
 }
 
 /* What is no message has no id either. */
 static bool malformed(walk *w, const char *why) {
     *w->out = (request_checked){.compress = true};
     return wire_fail(w->err, WIRE_BAD_REQUEST, NULL,
-                     "cannot read the message: at byte %zu of %zu, %s; expected a MessagePack map", w->pos,
-                     w->n, why);
+                     "cannot read the message: at byte %zu of %zu, %s; expected a MessagePack map", w->in.pos,
+                     w->in.n, why);
 }
 
 /* ---- The walk. */
@@ -149,7 +80,7 @@ static void take_key(walk *w, level *l, const item *it) {
         broke(w, "keys must be str");
         return;
     }
-    wire_text key = {(const char *)w->bytes + it->start, it->n};
+    wire_text key = {(const char *)w->in.bytes + it->start, it->n};
     if (!wire_utf8_valid(key.bytes, key.n)) return; /* take_item() tells of it */
     l->key = key;
     for (size_t i = 0; i < l->n_keys; i++) {
@@ -164,22 +95,10 @@ static void take_top_value(walk *w, const level *l, const item *it) {
     if (!l->key.bytes) return;
     if (same(l->key, id_key) && !w->out->id.bytes && it->kind == ITEM_STR && it->n >= 1 &&
         it->n <= WIRE_ID_BYTES) {
-        wire_text id = {(const char *)w->bytes + it->start, it->n};
+        wire_text id = {(const char *)w->in.bytes + it->start, it->n};
         if (wire_utf8_valid(id.bytes, id.n)) w->out->id = id;
     }
     if (same(l->key, compress_key) && it->kind == ITEM_BOOL) w->out->compress = it->first == 0xC3;
-}
-
-/* Step over the elements of an item that is nested too deep: a count is enough, whatever their nesting. */
-static const char *skip_elements(walk *w, uint64_t n) {
-    while (n > 0) {
-        item it;
-        const char *why = next_item(w, &it);
-        if (why) return why;
-        n--;
-        if (it.kind >= ITEM_ARRAY) n += it.n;
-    }
-    return NULL;
 }
 
 static const char *open_level(walk *w, const item *it) {
@@ -191,7 +110,7 @@ static const char *open_level(walk *w, const item *it) {
               "the message has too many separate values for its limit: send token ids as bin (packed u32)");
     if (w->depth == REQUEST_MAX_DEPTH) {
         broke(w, "values may be nested at most 16 deep");
-        return skip_elements(w, it->n);
+        return item_skip(&w->in, it->n);
     }
     level *l = &w->levels[w->depth++];
     l->is_map = l->key_is_next = is_map;
@@ -212,7 +131,7 @@ static void close_levels(walk *w) {
 
 static const char *take_item(walk *w) {
     item it;
-    const char *why = next_item(w, &it);
+    const char *why = item_next(&w->in, &it);
     if (why) return why;
     level *l = w->depth ? &w->levels[w->depth - 1] : NULL;
     if (!l && it.kind != ITEM_MAP) return "the message is no map";
@@ -225,7 +144,7 @@ static const char *take_item(walk *w) {
         if (l->is_map) l->key_is_next = !l->key_is_next;
     }
     if (it.kind == ITEM_EXT) broke(w, "ext types have no meaning here");
-    if (it.kind == ITEM_STR && !wire_utf8_valid((const char *)w->bytes + it.start, it.n))
+    if (it.kind == ITEM_STR && !wire_utf8_valid((const char *)w->in.bytes + it.start, it.n))
         broke(w, "the str is not valid UTF-8");
     int depth = w->depth;
     if (it.kind >= ITEM_ARRAY && (why = open_level(w, &it))) return why;
@@ -239,12 +158,12 @@ bool request_check(request_checked *out, const uint8_t *message, size_t n, size_
     walk w; /* 17 KB, of which a walk touches little: not zeroed */
     *out = (request_checked){.compress = true};
     *err = (wire_error){0};
-    w.bytes = message, w.n = n, w.pos = 0, w.depth = 0;
+    w.in = (item_reader){message, n, 0}, w.depth = 0;
     w.max_object_bytes = max_object_bytes, w.out = out, w.err = err;
     do {
         const char *why = take_item(&w);
         if (why) return malformed(&w, why);
     } while (w.depth > 0);
-    if (w.pos < n) return malformed(&w, "more follows the end of the map");
+    if (w.in.pos < n) return malformed(&w, "more follows the end of the map");
     return !err->code;
 }

@@ -245,8 +245,7 @@ bool request_rollout_equal(const request_rollout *a, const request_rollout *b) {
         !same_ids(a->stop_tokens, b->stop_tokens) || !same_texts(a->stop, a->n_stop, b->stop, b->n_stop) ||
         a->has_tools != b->has_tools || !same_texts(a->tools, a->n_tools, b->tools, b->n_tools) ||
         a->deliver != b->deliver || a->logprobs != b->logprobs || a->model_logprobs != b->model_logprobs ||
-        a->entropy != b->entropy || a->kept != b->kept || a->text != b->text ||
-        a->timeout != b->timeout)
+        a->entropy != b->entropy || a->kept != b->kept || a->text != b->text || a->timeout != b->timeout)
         return false;
     for (size_t i = 0; i < a->n_prompts; i++) {
         if (!same_prompt(&a->prompts[i], &b->prompts[i])) return false;
