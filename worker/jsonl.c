@@ -77,16 +77,10 @@ cop_status jsonl_refuse(cop_error *err, const char *key, const char *why) {
 
 /* ---- Input. */
 
-/* The line being read, without its line feed. */
-typedef struct line_buffer {
-    char *bytes;
-    size_t n, cap;
-    uint64_t number; /* from 1 */
-} line_buffer;
-
 /* Read the next line.  False at the end of the input.  *status tells whether the line was kept: COP_ETOOLARGE
  * beyond JSONL_MAX_LINE and COP_ENOMEM skip the rest of it. */
-static bool read_line(FILE *in, line_buffer *line, cop_status *status) {
+static bool read_line(jsonl_reader *line, cop_status *status) {
+    FILE *in = line->in;
     line->n = 0;
     *status = COP_OK;
     int c = getc_unlocked(in);
@@ -104,14 +98,14 @@ static bool read_line(FILE *in, line_buffer *line, cop_status *status) {
     return true;
 }
 
-static bool is_blank(const line_buffer *line) {
+static bool is_blank(const jsonl_reader *line) {
     for (size_t i = 0; i < line->n; i++)
         if (!strchr(" \t\r", line->bytes[i]) || !line->bytes[i]) return false;
     return true;
 }
 
 /* Parse one line.  *out is a new reference to an object, or NULL on failure. */
-static cop_status parse_line(const line_buffer *line, json_t **out, cop_error *err) {
+static cop_status parse_line(const jsonl_reader *line, json_t **out, cop_error *err) {
     json_error_t why;
     json_t *value =
         json_loadb(line->bytes, line->n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &why);
@@ -125,26 +119,49 @@ static cop_status parse_line(const line_buffer *line, json_t **out, cop_error *e
     return COP_OK;
 }
 
-/* From the line to its answer in *out; `kept` is what reading it gave. */
-static cop_status answer_line(const line_buffer *line, cop_status kept, jsonl_fn fn, void *context,
-                              json_t **out, cop_error *err) {
+/* The object of a line; `kept` is what reading it gave. */
+static cop_status object_of(const jsonl_reader *line, cop_status kept, json_t **out, cop_error *err) {
     *out = NULL;
     if (kept == COP_ETOOLARGE)
         return cop_fail(err, kept, "the line is longer than %d MiB", JSONL_MAX_LINE >> 20);
     if (kept != COP_OK) return cop_fail(err, kept, "could not keep the line: out of memory");
+    return parse_line(line, out, err);
+}
+
+/* From the line to its answer in *out. */
+static cop_status answer_line(const jsonl_reader *line, cop_status kept, jsonl_fn fn, void *context,
+                              json_t **out, cop_error *err) {
     json_t *object;
-    cop_status status = parse_line(line, &object, err);
+    *out = NULL;
+    cop_status status = object_of(line, kept, &object, err);
     if (status != COP_OK) return status;
     status = fn(context, object, line->number, out, err);
     json_decref(object);
     return status;
 }
 
+cop_status jsonl_next(jsonl_reader *r, json_t **out, cop_error *err) {
+    cop_status kept;
+    *out = NULL;
+    while (read_line(r, &kept)) {
+        if (kept == COP_OK && is_blank(r)) continue;
+        COP_TRY(object_of(r, kept, out, err), err, "line %" PRIu64, r->number);
+        return COP_OK;
+    }
+    if (ferror(r->in)) return cop_fail(err, COP_EIO, "could not read the input: %s", strerror(errno));
+    return COP_OK;
+}
+
+void jsonl_reader_free(jsonl_reader *r) {
+    mem_free(r->bytes);
+    *r = (jsonl_reader){.in = r->in};
+}
+
 int jsonl_run(FILE *in, FILE *out, jsonl_fn fn, void *context) {
-    line_buffer line = {0};
+    jsonl_reader line = {.in = in};
     bool interactive = is_interactive(out), all_good = true, written = true;
     cop_status kept;
-    while (written && read_line(in, &line, &kept)) {
+    while (written && read_line(&line, &kept)) {
         if (kept == COP_OK && is_blank(&line)) continue;
         cop_error err = {0};
         json_t *answer = NULL;
@@ -157,7 +174,7 @@ int jsonl_run(FILE *in, FILE *out, jsonl_fn fn, void *context) {
         json_decref(answer);
         if (interactive && fflush(out) != 0) written = false;
     }
-    mem_free(line.bytes);
+    jsonl_reader_free(&line);
     if (fflush(out) != 0) written = false;
     if (!written) fprintf(stderr, "coppice: could not write the output: %s\n", strerror(errno));
     if (ferror(in)) fprintf(stderr, "coppice: could not read the input: %s\n", strerror(errno));

@@ -21,6 +21,20 @@ typedef cop_status (*jsonl_fn)(void *context, json_t *line, uint64_t number, jso
  * any line failed or out could not be written. */
 int jsonl_run(FILE *in, FILE *out, jsonl_fn fn, void *context);
 
+/* The same lines for a reader that asks for them.  Set up with {.in = file}; end with jsonl_reader_free(),
+ * which leaves the file open. */
+typedef struct jsonl_reader {
+    FILE *in;
+    char *bytes; /* the line, without its line feed */
+    size_t n, cap;
+    uint64_t number; /* of the line, from 1 */
+} jsonl_reader;
+
+/* The object of the next line that is not blank, a new reference; NULL at the end.  COP_EFORMAT,
+ * COP_ETOOLARGE, COP_ENOMEM with the line's number; COP_EIO. */
+cop_status jsonl_next(jsonl_reader *r, json_t **out, cop_error *err);
+void jsonl_reader_free(jsonl_reader *r);
+
 /* Print one object as a line: floats with 9 digits, no spaces lost, UTF-8 as it is.  False if it could not be
  * written. */
 bool jsonl_print(FILE *out, json_t *object);

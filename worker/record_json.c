@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "engine/utf8.h"
+#include "proto/pack.h"
 #include "worker/jsonl.h"
 
 /* ---- MessagePack to JSON. */
@@ -122,68 +123,37 @@ cop_status json_of_msgpack(json_t **out, const msgpack_object *value, cop_error 
 
 /* ---- JSON to MessagePack. */
 
-typedef struct writer {
-    wire_buffer buffer;
-    size_t cap;
-    bool failed; /* for want of memory; sticks */
-    const wire_allocator *allocator;
-} writer;
-
-/* The packer's callback. */
-static int append(void *context, const char *bytes, size_t n) {
-    writer *w = context;
-    if (w->failed) return -1;
-    if (n > w->cap - w->buffer.n) {
-        size_t cap = w->cap + w->cap / 2 + 64;
-        if (cap < w->buffer.n + n) cap = w->buffer.n + n;
-        void *block = wire_resize(w->allocator, w->buffer.bytes, cap);
-        if (!block) {
-            w->failed = true;
-            return -1;
-        }
-        w->buffer.bytes = block, w->cap = cap;
-    }
-    if (n > 0) memcpy(w->buffer.bytes + w->buffer.n, bytes, n);
-    w->buffer.n += n;
-    return 0;
-}
-
 /* Recurses as deep as the value is nested, which jansson's parser bounds. */
-static void pack(msgpack_packer *p, const json_t *value) {
+static void pack(pack_writer *w, const json_t *value) {
     const char *key;
     json_t *item;
     size_t i;
     switch (json_typeof(value)) {
     case JSON_OBJECT:
-        msgpack_pack_map(p, json_object_size(value));
+        pack_map(w, json_object_size(value));
         json_object_foreach((json_t *)value, key, item) {
-            msgpack_pack_str_with_body(p, key, strlen(key));
-            pack(p, item);
+            pack_key(w, key);
+            pack(w, item);
         }
         return;
     case JSON_ARRAY:
-        msgpack_pack_array(p, json_array_size(value));
-        json_array_foreach(value, i, item) pack(p, item);
+        pack_array(w, json_array_size(value));
+        json_array_foreach(value, i, item) pack(w, item);
         return;
-    case JSON_STRING:
-        msgpack_pack_str_with_body(p, json_string_value(value), json_string_length(value));
-        return;
-    case JSON_INTEGER: msgpack_pack_int64(p, json_integer_value(value)); return;
-    case JSON_REAL: msgpack_pack_double(p, json_real_value(value)); return;
-    case JSON_TRUE: msgpack_pack_true(p); return;
-    case JSON_FALSE: msgpack_pack_false(p); return;
-    case JSON_NULL: msgpack_pack_nil(p); return;
+    case JSON_STRING: pack_text(w, (wire_text){json_string_value(value), json_string_length(value)}); return;
+    case JSON_INTEGER: msgpack_pack_int64(&w->packer, json_integer_value(value)); return;
+    case JSON_REAL: msgpack_pack_double(&w->packer, json_real_value(value)); return;
+    case JSON_TRUE: msgpack_pack_true(&w->packer); return;
+    case JSON_FALSE: msgpack_pack_false(&w->packer); return;
+    case JSON_NULL: msgpack_pack_nil(&w->packer); return;
     }
 }
 
 bool json_to_msgpack(wire_buffer *out, const json_t *value, const wire_allocator *allocator) {
-    writer w = {.allocator = allocator};
-    msgpack_packer packer;
-    msgpack_packer_init(&packer, &w, append);
-    pack(&packer, value);
-    if (w.failed) wire_buffer_free(&w.buffer, allocator);
-    *out = w.buffer;
-    return !w.failed;
+    pack_writer w;
+    pack_start(&w, allocator);
+    pack(&w, value);
+    return pack_take(&w, out);
 }
 
 /* ---- Records. */

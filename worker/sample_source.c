@@ -1,0 +1,131 @@
+/* Samples, prompt by prompt: over record_source, or over the lines of a file. */
+#include "worker/sample_source.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "worker/jsonl.h"
+#include "worker/record_json.h"
+#include "worker/record_source.h"
+
+struct sample_source {
+    record_source *records; /* NULL: JSON Lines */
+    jsonl_reader lines;
+    json_t *ahead; /* the line that ended the last prompt; NULL: none */
+};
+
+/* ---- Opening. */
+
+/* Open a file (or take stdin) and look at its first byte.  An empty file is one of no lines. */
+static cop_status look_at(FILE **out, const char *path, bool *is_lines, cop_error *err) {
+    *out = strcmp(path, "-") ? fopen(path, "re") : stdin;
+    if (!*out) return cop_fail(err, COP_EIO, "could not open \"%s\": %s", path, strerror(errno));
+    int first = getc(*out);
+    *is_lines = first == '{' || first == EOF;
+    if (first != EOF) ungetc(first, *out);
+    return COP_OK;
+}
+
+static void close_lines(sample_source *s) {
+    if (s->lines.in && s->lines.in != stdin) fclose(s->lines.in);
+    s->lines.in = NULL;
+}
+
+static cop_status open_source(sample_source *s, const char *path, cop_error *err) {
+    struct stat st;
+    bool is_folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode), is_lines = false;
+    if (!is_folder) {
+        cop_status status = look_at(&s->lines.in, path, &is_lines, err);
+        if (status != COP_OK || is_lines) return status;
+        close_lines(s); /* stdin stays open, and has its first byte back */
+    }
+    return record_source_open(&s->records, path, err);
+}
+
+cop_status sample_source_open(sample_source **out, const char *path, cop_error *err) {
+    *out = NULL;
+    sample_source *s = mem_zalloc(1, sizeof *s);
+    if (!s) return cop_fail(err, COP_ENOMEM, "could not open \"%s\": out of memory", path);
+    cop_status status = open_source(s, path, err);
+    if (status == COP_OK)
+        *out = s;
+    else
+        sample_source_close(s);
+    return status;
+}
+
+void sample_source_close(sample_source *s) {
+    if (!s) return;
+    record_source_close(s->records);
+    json_decref(s->ahead);
+    jsonl_reader_free(&s->lines);
+    close_lines(s);
+    mem_free(s);
+}
+
+const json_t *sample_source_manifest(const sample_source *s) {
+    return s->records ? record_source_manifest(s->records) : NULL;
+}
+
+/* ---- Reading. */
+
+static bool same_value(const json_t *a, const json_t *b, const char *key) {
+    const json_t *x = json_object_get(a, key), *y = json_object_get(b, key);
+    return x && y ? json_equal(x, y) : x == y;
+}
+
+static bool same_prompt(const json_t *a, const json_t *b) {
+    if (json_object_get(a, "error") || json_object_get(b, "error")) return false;
+    return same_value(a, b, "prompt") && same_value(a, b, "prompt_id");
+}
+
+/* Append the next line if it belongs to the prompt of `list`, or begins it; else it stays ahead. */
+static cop_status take_line(sample_source *s, json_t *list, bool *took, cop_error *err) {
+    *took = false;
+    if (!s->ahead) {
+        cop_status status = jsonl_next(&s->lines, &s->ahead, err);
+        if (status != COP_OK || !s->ahead) return status;
+    }
+    if (json_array_size(list) > 0 && !same_prompt(json_array_get(list, 0), s->ahead)) return COP_OK;
+    if (json_array_append(list, s->ahead) != 0)
+        return cop_fail(err, COP_ENOMEM, "could not keep a sample: out of memory");
+    json_decref(s->ahead);
+    s->ahead = NULL;
+    *took = true;
+    return COP_OK;
+}
+
+static cop_status next_of_lines(sample_source *s, json_t **out, cop_error *err) {
+    json_t *list = json_array();
+    if (!list) return cop_fail(err, COP_ENOMEM, "could not keep a prompt: out of memory");
+    cop_status status;
+    bool took;
+    do status = take_line(s, list, &took, err);
+    while (status == COP_OK && took);
+    if (status == COP_OK && json_array_size(list) > 0)
+        *out = list;
+    else
+        json_decref(list);
+    return status;
+}
+
+static cop_status next_of_records(sample_source *s, json_t **out, cop_error *err) {
+    const shard_view *record;
+    bool more = true;
+    while (!*out) { /* a record may have no samples: then there is nothing to look at */
+        cop_status status = record_source_next(s->records, &record, &more, err);
+        if (status == COP_OK && more) status = record_to_json(out, record, err);
+        if (status != COP_OK || !more) return status;
+        if (json_array_size(*out) > 0) return COP_OK;
+        json_decref(*out);
+        *out = NULL;
+    }
+    return COP_OK;
+}
+
+cop_status sample_source_next(sample_source *s, json_t **out, cop_error *err) {
+    *out = NULL;
+    return s->records ? next_of_records(s, out, err) : next_of_lines(s, out, err);
+}
