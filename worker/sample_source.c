@@ -2,9 +2,12 @@
 #include "worker/sample_source.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "worker/jsonl.h"
 #include "worker/record_json.h"
@@ -18,13 +21,30 @@ struct sample_source {
 
 /* ---- Opening. */
 
-/* Open a file (or take stdin) and look at its first byte.  An empty file is one of no lines. */
-static cop_status look_at(FILE **out, const char *path, bool *is_lines, cop_error *err) {
-    *out = strcmp(path, "-") ? fopen(path, "re") : stdin;
-    if (!*out) return cop_fail(err, COP_EIO, "could not open \"%s\": %s", path, strerror(errno));
-    int first = getc(*out);
-    *is_lines = first == '{' || first == EOF;
-    if (first != EOF) ungetc(first, *out);
+/* The first byte that reading fd will give, without taking it: record_source is to find it too.  -1: there is
+ * none, or this cannot be told (a terminal). */
+static int peek(int fd) {
+    unsigned char byte;
+    off_t at = lseek(fd, 0, SEEK_CUR);
+    if (at >= 0) return pread(fd, &byte, 1, at) == 1 ? byte : -1;
+    if (recv(fd, &byte, 1, MSG_PEEK) == 1) return byte;
+    int copy[2]; /* of a pipe, tee() copies what it holds */
+    if (pipe2(copy, O_CLOEXEC) != 0) return -1;
+    bool has = tee(fd, copy[1], 1, 0) == 1 && read(copy[0], &byte, 1) == 1;
+    close(copy[0]);
+    close(copy[1]);
+    return has ? byte : -1;
+}
+
+/* Open the file as JSON Lines if it is that; empty, it is one of no lines. */
+static cop_status open_lines(FILE **out, const char *path, cop_error *err) {
+    bool is_stdin = !strcmp(path, "-");
+    int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    *out = NULL;
+    if (fd < 0) return cop_fail(err, COP_EIO, "could not open \"%s\": %s", path, strerror(errno));
+    int first = peek(fd);
+    if (first == '{' || first < 0) *out = is_stdin ? stdin : fdopen(fd, "r");
+    if (!*out && !is_stdin) close(fd);
     return COP_OK;
 }
 
@@ -35,11 +55,10 @@ static void close_lines(sample_source *s) {
 
 static cop_status open_source(sample_source *s, const char *path, cop_error *err) {
     struct stat st;
-    bool is_folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode), is_lines = false;
+    bool is_folder = strcmp(path, "-") && stat(path, &st) == 0 && S_ISDIR(st.st_mode);
     if (!is_folder) {
-        cop_status status = look_at(&s->lines.in, path, &is_lines, err);
-        if (status != COP_OK || is_lines) return status;
-        close_lines(s); /* stdin stays open, and has its first byte back */
+        cop_status status = open_lines(&s->lines.in, path, err);
+        if (status != COP_OK || s->lines.in) return status;
     }
     return record_source_open(&s->records, path, err);
 }
