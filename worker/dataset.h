@@ -13,11 +13,8 @@
 #include <jansson.h>
 
 #include "kernels/base.h"
-
-typedef struct dataset_counts {
-    uint64_t records, errors; /* lines: all of them, and those without samples */
-    uint64_t samples, sampled_tokens, forced_tokens;
-} dataset_counts;
+#include "proto/shard.h"
+#include "worker/manifest.h"
 
 typedef struct dataset_writer dataset_writer;
 
@@ -48,7 +45,11 @@ const dataset_counts *dataset_totals(const dataset_writer *w);
 void dataset_note(dataset_writer *w, const char *key, json_t *value);
 const json_t *dataset_noted(const dataset_writer *w, const char *key); /* NULL: none */
 
-/* Append an encoded record of a line >= dataset_next_line().  `one` is what it counts.  It is in the file
+/* What a record counts: itself, its samples, and their tokens by their masks. */
+dataset_counts dataset_counts_of(const shard_view *record);
+
+/* Append an encoded record of a line >= dataset_next_line() (and below 2^64 - 1).  `one` is what
+ * dataset_counts_of() says of it, since that is counted when a folder is opened again.  It is in the file
  * once it was flushed: when a frame's worth is there, or by dataset_flush(). */
 cop_status dataset_append(dataset_writer *w, uint64_t line, const uint8_t *record, size_t n,
                           const dataset_counts *one, cop_error *err);
@@ -57,8 +58,5 @@ bool dataset_has_unflushed(const dataset_writer *w);
 
 /* Flush, complete the last shard, and mark the folder complete. */
 cop_status dataset_finish(dataset_writer *w, cop_error *err);
-
-/* The manifest of a folder; *out NULL where there is none (COP_OK).  COP_EFORMAT where it is none of ours. */
-cop_status manifest_read(json_t **out, const char *dir, cop_error *err);
 
 #endif
