@@ -99,7 +99,7 @@ static void test_samples_are_printed_as_generate_prints_them(void **state) {
               "\"reward\": 0.5, \"input\": {\"text\": \"x\", \"n\": [1, null, 0.5]}}, "
               "{\"prompt\": 7, \"prompt_id\": \"seven\", \"sample\": 2, \"seed\": \"18446744073709551615\", "
               "\"prompt_tokens\": [1015, 3], \"tokens\": [], \"mask\": [], \"finish\": \"length\", "
-              "\"stop\": \"END\", \"tool_calls\": [], \"weights\": [], "
+              "\"stop\": \"END\", \"tool_calls\": [], \"weights\": [], \"text\": \"\", "
               "\"reward\": -1.0, \"input\": {\"text\": \"x\", \"n\": [1, null, 0.5]}}]");
     free(text);
     wire_buffer_free(&record, NULL);
