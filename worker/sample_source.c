@@ -36,16 +36,20 @@ static int peek(int fd) {
     return has ? byte : -1;
 }
 
-/* Open the file as JSON Lines if it is that; empty, it is one of no lines. */
+/* Whether JSON Lines begin so; an empty file is one of no lines. */
+static bool begins_lines(int first) { return first < 0 || (first > 0 && strchr("{ \t\r\n", first)); }
+
+/* Open the file if it holds JSON Lines; *out is NULL if it does not. */
 static cop_status open_lines(FILE **out, const char *path, cop_error *err) {
     bool is_stdin = !strcmp(path, "-");
     int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
     *out = NULL;
     if (fd < 0) return cop_fail(err, COP_EIO, "could not open \"%s\": %s", path, strerror(errno));
-    int first = peek(fd);
-    if (first == '{' || first < 0) *out = is_stdin ? stdin : fdopen(fd, "r");
-    if (!*out && !is_stdin) close(fd);
-    return COP_OK;
+    bool is_lines = begins_lines(peek(fd));
+    if (is_lines) *out = is_stdin ? stdin : fdopen(fd, "r");
+    if (*out) return COP_OK;
+    if (!is_stdin) close(fd);
+    return is_lines ? cop_fail(err, COP_ENOMEM, "could not open \"%s\": out of memory", path) : COP_OK;
 }
 
 static void close_lines(sample_source *s) {

@@ -10,7 +10,7 @@
 typedef struct sample_source sample_source;
 
 /* path: a folder or a shard; a file of JSON Lines, as `generate -o -` and `export` print, told by its first
- * byte "{"; or "-", either of the two from stdin. */
+ * byte, "{" or space; or "-", either of the two from stdin. */
 cop_status sample_source_open(sample_source **out, const char *path, cop_error *err);
 void sample_source_close(sample_source *s); /* NULL does nothing */
 
