@@ -229,8 +229,9 @@ def test_show_colours_spans_instead_of_marking_them(file):
     plain = show(file, "--model", MODEL, "--color=never")
     assert re.sub(r"\x1b\[\d*m", "", out) == plain.replace("⟦", "").replace("⟧", "")
     assert show(file, "--model", MODEL) == plain  # a pipe is no terminal
-    for line in out.splitlines():  # each line ends without a colour
-        assert not re.search(r"\x1b\[[1-9]\d*m[^\x1b]*$", line)
+    lines = sample_object(tokens=list(b"a\nbc"), mask=[1, 1, 1, 0])  # a colour ends before a line feed and begins anew
+    assert f"\n    {sampled}a\x1b[0m\n    {sampled}b\x1b[0m{forced}c\x1b[0m\n" in show("-", "--model", MODEL, "--color=always",
+                                                                                       data=jsonl([lines]).encode())
 
 
 def on_terminal(*args, **env):
@@ -376,7 +377,7 @@ def test_show_refuses_objects_that_are_no_samples():
     bad = [{k: v for k, v in good.items() if k != gone} for gone in ("sample", "tokens", "mask", "finish", "prompt", "prompt_tokens")]
     bad += [dict(good, **change) for change in (
         {"sample": -1}, {"tokens": [1, "a"]}, {"tokens": {}}, {"tokens": [1, 2, 3]}, {"tokens": [1, 2**40]}, {"mask": [1]},
-        {"mask": [1, 2]}, {"mask": "10"}, {"logprobs": [1]}, {"logprobs": [None, 1]}, {"logprobs": 5}, {"finish": 3}, {"stop": []},
+        {"mask": [1, 2]}, {"mask": "10"}, {"logprobs": [-1, 1, 1]}, {"logprobs": [None, 1]}, {"logprobs": 5}, {"finish": 3}, {"stop": []},
         {"text": 5}, {"reward": "much"}, {"tool_calls": 3}, {"tool_calls": [3]}, {"prompt": "x"}, {"prompt_tokens": [-1]})]
     assert heads(show("-", data=jsonl([good]).encode())) == [(0, 0)]
     for o in bad:
