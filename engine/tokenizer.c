@@ -11,6 +11,8 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#define XXH_STATIC_LINKING_ONLY /* for a state on the stack */
+#include <xxhash.h>
 
 #include "engine/bpe.h"
 #include "engine/pickle.h"
@@ -276,6 +278,20 @@ int tokenizer_vocab(const tokenizer *t) { return t->vocab.n_tokens; }
 int32_t tokenizer_special(const tokenizer *t, token_special which) {
     assert(which >= 0 && which < TOKEN_N_SPECIALS);
     return t->special[which];
+}
+
+void tokenizer_digest(const tokenizer *t, char hex[33]) {
+    XXH3_state_t h;
+    XXH3_128bits_reset(&h);
+    XXH3_128bits_update(&h, &t->max_numbers, sizeof t->max_numbers);
+    XXH3_128bits_update(&h, t->special, sizeof t->special);
+    for (int32_t id = 0; id < t->vocab.n_tokens; id++) {
+        const vocab_token *token = &t->vocab.tokens[id];
+        XXH3_128bits_update(&h, &token->len, sizeof token->len);
+        XXH3_128bits_update(&h, token->bytes, token->len);
+    }
+    XXH128_hash_t d = XXH3_128bits_digest(&h);
+    snprintf(hex, 33, "%016llx%016llx", (unsigned long long)d.high64, (unsigned long long)d.low64);
 }
 
 /* ---- Text to ids. */

@@ -49,6 +49,9 @@ cop_status tokenizer_encode_prompt(const tokenizer *t, const char *text, size_t 
 /* The bytes of one id (special tokens: their text).  Asserts 0 <= id < vocab. */
 const char *tokenizer_bytes(const tokenizer *t, int32_t id, size_t *n);
 
+/* XXH3-128 of all that decides which ids a text gets, as 32 hex digits. */
+void tokenizer_digest(const tokenizer *t, char hex[33]);
+
 /* The ids' bytes, concatenated, into a new NUL-terminated block (mem_free).  Errors: COP_EINVAL for an id
  * outside the vocabulary, COP_ENOMEM. */
 cop_status tokenizer_decode(const tokenizer *t, const int32_t *ids, size_t n, char **bytes, size_t *n_bytes,

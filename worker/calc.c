@@ -42,7 +42,7 @@ static int run(int argc, char **argv) {
     int n_args;
     int status = options_parse(&command_calc, NULL, 0, argc, argv, 1, &n_args);
     if (status >= 0) return status;
-    return n_args ? print_one(argv[1]) : jsonl_run(stdin, stdout, answer, NULL);
+    return n_args ? print_one(argv[1]) : jsonl_run("-", stdout, answer, NULL);
 }
 
 const command command_calc = {

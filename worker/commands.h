@@ -7,6 +7,7 @@
 extern const command command_calc;
 extern const command command_worker;
 extern const command command_generate;
+extern const command command_merge;
 extern const command command_score;
 extern const command command_tokenize;
 extern const command command_detokenize;

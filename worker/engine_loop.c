@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "worker/log.h"
+#include "worker/sample_copy.h"
 
 bool client_equal(const client_id *a, const client_id *b) {
     return a->n == b->n && !memcmp(a->bytes, b->bytes, a->n);
@@ -120,23 +120,8 @@ static void tell_started(flight *f) {
     if (!f->started) f->started = post(f->loop, &f->client, &nothing, POST_STARTED);
 }
 
-static void sample_free(reply_sample *s) {
-    mem_free((void *)s->tokens);
-    mem_free((void *)s->mask);
-    mem_free((void *)s->logprobs);
-    mem_free((void *)s->model_logprobs);
-    mem_free((void *)s->entropy);
-    mem_free((void *)s->kept_ids.ids);
-    mem_free((void *)s->kept_offsets);
-    mem_free((void *)s->tool_calls);
-    mem_free((void *)s->weights);
-    mem_free((void *)s->text.bytes);
-    mem_free((void *)s->stop_string.bytes);
-    *s = (reply_sample){0};
-}
-
 static void flight_free(flight *f) {
-    for (size_t i = 0; i < f->n_held; i++) sample_free(&f->held[i]);
+    for (size_t i = 0; i < f->n_held; i++) sample_copy_free(&f->held[i]);
     mem_free(f->held);
     for (size_t i = 0; f->scores && i < f->request->score.n_sequences; i++) {
         mem_free((void *)f->scores[i].logprobs);
@@ -171,66 +156,15 @@ static flight *find_rollout(engine_loop *l, wire_text id) {
 
 /* ---- Samples. */
 
-static void *copy(const void *from, size_t n, size_t size, bool *ok) {
-    void *to = mem_alloc(n, size);
-    if (to && n) memcpy(to, from, n * size);
-    if (!to) *ok = false;
-    return to;
-}
-
-/* An owned reply from a sample's event.  False without memory; *out is then empty. */
 static bool own_sample(flight *f, const sample_result *s, reply_sample *out) {
-    const request_rollout *r = &f->request->rollout;
-    const request_prompt *p = &r->prompts[s->prompt];
-    size_t n = (size_t)s->n_tokens;
-    bool ok = true;
-    *out = (reply_sample){.prompt = s->prompt,
-                          .sample = s->sample,
-                          .prompt_id = p->id,
-                          .seed = s->seed,
-                          .has_prompt_tokens = p->input.kind != REQUEST_INPUT_TOKENS,
-                          .n_tokens = n,
-                          .has_logprobs = r->logprobs,
-                          .has_model_logprobs = r->model_logprobs,
-                          .has_entropy = r->entropy,
-                          .has_kept = r->kept,
-                          .finish = s->finish == FINISH_STOP     ? REPLY_STOP
-                                    : s->finish == FINISH_LENGTH ? REPLY_LENGTH
-                                                                 : REPLY_CANCELLED,
-                          .has_stop = s->stop >= 0,
-                          .stop = s->stop >= 0 ? (uint32_t)s->stop : 0};
+    const request_prompt *p = &f->request->rollout.prompts[s->prompt];
     const token_list *prompt = &f->rollout.tokens[s->prompt];
+    const tokenizer *text = f->request->rollout.text ? f->loop->tokenizer : NULL;
+    if (!sample_copy(out, s, weights_of(f->loop), text)) return false;
+    out->prompt_id = p->id;
+    out->has_prompt_tokens = p->input.kind != REQUEST_INPUT_TOKENS;
     if (out->has_prompt_tokens) out->prompt_tokens = (wire_ids){(const uint32_t *)prompt->ids, prompt->n};
-    out->tokens = copy(s->tokens, n, sizeof(uint32_t), &ok);
-    out->mask = copy(s->mask, n, 1, &ok);
-    if (r->logprobs) out->logprobs = copy(s->logprobs, n, sizeof(float), &ok);
-    if (r->model_logprobs) out->model_logprobs = copy(s->model_logprobs, n, sizeof(float), &ok);
-    if (r->entropy) out->entropy = copy(s->entropy, n, sizeof(float), &ok);
-    if (s->stop_string.bytes)
-        out->stop_string =
-            (wire_text){copy(s->stop_string.bytes, s->stop_string.n, 1, &ok), s->stop_string.n};
-    if (r->kept) {
-        out->kept_offsets = copy(s->kept_offsets, n + 1, sizeof(uint32_t), &ok);
-        out->kept_ids =
-            (wire_ids){copy(s->kept_ids, s->kept_offsets[n], sizeof(uint32_t), &ok), s->kept_offsets[n]};
-    }
-    reply_tool_call *calls = mem_alloc((size_t)s->n_tool_calls, sizeof *calls);
-    reply_weights_run *run = mem_alloc(1, sizeof *run);
-    out->tool_calls = calls;
-    out->weights = run;
-    if (!calls || !run) ok = false;
-    for (int i = 0; ok && i < s->n_tool_calls; i++)
-        calls[out->n_tool_calls++] =
-            (reply_tool_call){(uint32_t)s->tool_calls[i].at, wire_text_of("calculator"), s->tool_calls[i].ok};
-    if (ok && n > 0) run[out->n_weights++] = (reply_weights_run){0, weights_of(f->loop)};
-    if (ok && r->text) {
-        char *text;
-        size_t n_text;
-        ok = convert_text(&text, &n_text, NULL, NULL, f->loop->tokenizer, s->tokens, n, NULL) == COP_OK;
-        if (ok) out->text = (wire_text){text, n_text};
-    }
-    if (!ok) sample_free(out);
-    return ok;
+    return true;
 }
 
 static void post_samples(flight *f, const reply_sample *samples, size_t n) {
@@ -267,7 +201,7 @@ static void deliver_prompt(flight *f, uint32_t prompt) {
     }
     f->n_held = kept;
     post_samples(f, all, n);
-    for (size_t i = 0; i < n; i++) sample_free(&all[i]);
+    for (size_t i = 0; i < n; i++) sample_copy_free(&all[i]);
     mem_free(all);
 }
 
@@ -280,12 +214,12 @@ static void on_sample(void *context, const sample_result *s) {
     }
     if (f->request->rollout.deliver == REQUEST_DELIVER_SAMPLE) {
         post_samples(f, &owned, 1);
-        sample_free(&owned);
+        sample_copy_free(&owned);
         return;
     }
     if (!mem_grow((void **)&f->held, &f->cap_held, f->n_held + 1, sizeof *f->held)) {
         f->broken = true;
-        sample_free(&owned);
+        sample_copy_free(&owned);
         return;
     }
     f->held[f->n_held++] = owned;
@@ -330,6 +264,13 @@ static void on_failed(void *context, const cop_error *e) {
 }
 
 /* ---- Scores. */
+
+static void *copy(const void *from, size_t n, size_t size, bool *ok) {
+    void *to = mem_alloc(n, size);
+    if (to && n) memcpy(to, from, n * size);
+    if (!to) *ok = false;
+    return to;
+}
 
 static void on_scored(void *context, size_t sequence, const score_result *s) {
     flight *f = context;

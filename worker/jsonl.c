@@ -1,4 +1,4 @@
-/* JSON Lines: reading with bounds, one answer per line. */
+/* JSON Lines: parsing with bounds, one answer per line. */
 #include "worker/jsonl.h"
 
 #include <errno.h>
@@ -7,6 +7,8 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "worker/options.h"
 
 #define EXACT_IN_DOUBLE (UINT64_C(1) << 53)
 
@@ -77,39 +79,14 @@ cop_status jsonl_refuse(cop_error *err, const char *key, const char *why) {
 
 /* ---- Input. */
 
-/* Read the next line.  False at the end of the input.  *status tells whether the line was kept: COP_ETOOLARGE
- * beyond JSONL_MAX_LINE and COP_ENOMEM skip the rest of it. */
-static bool read_line(jsonl_reader *line, cop_status *status) {
-    FILE *in = line->in;
-    line->n = 0;
-    *status = COP_OK;
-    int c = getc_unlocked(in);
-    if (c == EOF) return false;
-    line->number++;
-    for (; c != EOF && c != '\n'; c = getc_unlocked(in)) {
-        if (*status != COP_OK) continue;
-        if (line->n == JSONL_MAX_LINE)
-            *status = COP_ETOOLARGE;
-        else if (!mem_grow((void **)&line->bytes, &line->cap, line->n + 1, 1))
-            *status = COP_ENOMEM;
-        else
-            line->bytes[line->n++] = (char)c;
-    }
-    return true;
-}
-
-static bool is_blank(const jsonl_reader *line) {
-    for (size_t i = 0; i < line->n; i++)
-        if (!strchr(" \t\r", line->bytes[i]) || !line->bytes[i]) return false;
-    return true;
-}
-
-/* Parse one line.  *out is a new reference to an object, or NULL on failure. */
-static cop_status parse_line(const jsonl_reader *line, json_t **out, cop_error *err) {
+cop_status jsonl_parse(const input_line *line, json_t **out, cop_error *err) {
+    *out = NULL;
+    if (line->status == COP_ETOOLARGE)
+        return cop_fail(err, line->status, "the line is longer than %d MiB", JSONL_MAX_LINE >> 20);
+    if (line->status != COP_OK) return cop_fail(err, line->status, "could not keep the line: out of memory");
     json_error_t why;
     json_t *value =
         json_loadb(line->bytes, line->n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &why);
-    *out = NULL;
     if (!value) return cop_fail(err, COP_EFORMAT, "invalid JSON in column %d: %s", why.column, why.text);
     if (!json_is_object(value)) {
         json_decref(value);
@@ -119,64 +96,51 @@ static cop_status parse_line(const jsonl_reader *line, json_t **out, cop_error *
     return COP_OK;
 }
 
-/* The object of a line; `kept` is what reading it gave. */
-static cop_status object_of(const jsonl_reader *line, cop_status kept, json_t **out, cop_error *err) {
-    *out = NULL;
-    if (kept == COP_ETOOLARGE)
-        return cop_fail(err, kept, "the line is longer than %d MiB", JSONL_MAX_LINE >> 20);
-    if (kept != COP_OK) return cop_fail(err, kept, "could not keep the line: out of memory");
-    return parse_line(line, out, err);
-}
+/* ---- Running. */
 
 /* From the line to its answer in *out. */
-static cop_status answer_line(const jsonl_reader *line, cop_status kept, jsonl_fn fn, void *context,
-                              json_t **out, cop_error *err) {
-    json_t *object;
+static cop_status answer_line(const input_line *line, jsonl_fn fn, void *context, json_t **out,
+                              cop_error *err) {
     *out = NULL;
-    cop_status status = object_of(line, kept, &object, err);
+    json_t *object;
+    cop_status status = jsonl_parse(line, &object, err);
     if (status != COP_OK) return status;
-    status = fn(context, object, line->number, out, err);
+    status = fn(context, object, line->number + 1, out, err);
     json_decref(object);
     return status;
 }
 
-cop_status jsonl_next(jsonl_reader *r, json_t **out, cop_error *err) {
-    cop_status kept;
-    *out = NULL;
-    while (read_line(r, &kept)) {
-        if (kept == COP_OK && is_blank(r)) continue;
-        COP_TRY(object_of(r, kept, out, err), err, "line %" PRIu64, r->number);
-        return COP_OK;
-    }
-    if (ferror(r->in)) return cop_fail(err, COP_EIO, "could not read the input: %s", strerror(errno));
-    return COP_OK;
-}
-
-void jsonl_reader_free(jsonl_reader *r) {
-    mem_free(r->bytes);
-    *r = (jsonl_reader){.in = r->in};
-}
-
-int jsonl_run(FILE *in, FILE *out, jsonl_fn fn, void *context) {
-    jsonl_reader line = {.in = in};
-    bool interactive = is_interactive(out), all_good = true, written = true;
-    cop_status kept;
-    while (written && read_line(&line, &kept)) {
-        if (kept == COP_OK && is_blank(&line)) continue;
-        cop_error err = {0};
+/* Answer every line.  The status is the input's. */
+static cop_status answer_lines(input_file *in, FILE *out, jsonl_fn fn, void *context, bool *all_good,
+                               bool *written, cop_error *err) {
+    bool interactive = is_interactive(out), more;
+    input_line line;
+    cop_status status = COP_OK;
+    while (*written && (status = input_next(in, &line, &more, err)) == COP_OK && more) {
+        if (line.blank) continue;
+        cop_error why = {0};
         json_t *answer = NULL;
-        if (answer_line(&line, kept, fn, context, &answer, &err) == COP_OK) {
-            if (answer) written = jsonl_print(out, answer);
+        if (answer_line(&line, fn, context, &answer, &why) == COP_OK) {
+            if (answer) *written = jsonl_print(out, answer);
         } else {
-            all_good = false;
-            written = jsonl_print_error(out, line.number, &err);
+            *all_good = false;
+            *written = jsonl_print_error(out, line.number + 1, &why);
         }
         json_decref(answer);
-        if (interactive && fflush(out) != 0) written = false;
+        if (interactive && fflush(out) != 0) *written = false;
     }
-    jsonl_reader_free(&line);
+    return status;
+}
+
+int jsonl_run(const char *path, FILE *out, jsonl_fn fn, void *context) {
+    cop_error err;
+    input_file *in;
+    bool all_good = true, written = true;
+    cop_status status = input_open(&in, path, &err);
+    if (status == COP_OK) status = answer_lines(in, out, fn, context, &all_good, &written, &err);
     if (fflush(out) != 0) written = false;
     if (!written) fprintf(stderr, "coppice: could not write the output: %s\n", strerror(errno));
-    if (ferror(in)) fprintf(stderr, "coppice: could not read the input: %s\n", strerror(errno));
-    return all_good && written && !ferror(in) ? 0 : 1;
+    input_close(in);
+    if (status != COP_OK) return tell_error(&err, 1);
+    return all_good && written ? 0 : 1;
 }

@@ -6,7 +6,7 @@
 #include <jansson.h>
 #include <stdio.h>
 
-#include "kernels/base.h"
+#include "worker/input.h"
 
 /* Bytes of the longest line that is read; a longer one is a bad line. */
 #define JSONL_MAX_LINE (64 << 20)
@@ -16,24 +16,14 @@
  * number: of the line, from 1.  COP_OK with *out NULL prints nothing for it now. */
 typedef cop_status (*jsonl_fn)(void *context, json_t *line, uint64_t number, json_t **out, cop_error *err);
 
-/* Run fn over every line of `in` that is not blank, writing to `out`, flushed line by line if `out` is a
- * terminal or a pipe.  A line must be a JSON object with unique keys.  Returns the exit status: 0, or 1 if
- * any line failed or out could not be written. */
-int jsonl_run(FILE *in, FILE *out, jsonl_fn fn, void *context);
+/* Run fn over every line of the input `path` ("-": stdin) that is not blank, writing to `out`, flushed line
+ * by line if `out` is a terminal or a pipe.  Returns the exit status: 0, or 1 if any line failed, the input
+ * could not be opened or read to its end, or out could not be written; stderr tells the latter ones. */
+int jsonl_run(const char *path, FILE *out, jsonl_fn fn, void *context);
 
-/* The same lines for a reader that asks for them.  Set up with {.in = file}; end with jsonl_reader_free(),
- * which leaves the file open. */
-typedef struct jsonl_reader {
-    FILE *in;
-    char *bytes; /* the line, without its line feed */
-    size_t n, cap;
-    uint64_t number; /* of the line, from 1 */
-} jsonl_reader;
-
-/* The object of the next line that is not blank, a new reference; NULL at the end.  COP_EFORMAT,
- * COP_ETOOLARGE, COP_ENOMEM with the line's number; COP_EIO. */
-cop_status jsonl_next(jsonl_reader *r, json_t **out, cop_error *err);
-void jsonl_reader_free(jsonl_reader *r);
+/* The object of a line that is not blank: a JSON object with unique keys.  *out is a new reference, NULL on
+ * failure: a line that was skipped (its status), COP_EFORMAT.  Any thread. */
+cop_status jsonl_parse(const input_line *line, json_t **out, cop_error *err);
 
 /* Print one object as a line: floats with 9 digits, no spaces lost, UTF-8 as it is.  False if it could not be
  * written. */

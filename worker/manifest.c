@@ -192,6 +192,7 @@ cop_status manifest_read_at(json_t **out, int dir_fd, const char *dir, cop_error
 cop_status manifest_read(json_t **out, const char *dir, cop_error *err) {
     *out = NULL;
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT) return COP_OK;
     if (fd < 0) return cop_fail(err, COP_EIO, "could not open the folder \"%s\": %s", dir, strerror(errno));
     cop_status status = manifest_read_at(out, fd, dir, err);
     close(fd);

@@ -38,7 +38,7 @@ typedef struct manifest_shard {
 void shard_name(char out[SHARD_NAME_CHARS], uint64_t number);
 bool shard_number(const char *name, uint64_t *number);
 
-/* The manifest of a folder; *out NULL where there is none (COP_OK).  What it returns is checked: the shards
+/* The manifest of a folder; *out NULL where there is none, or no folder (COP_OK).  What it returns is checked: the shards
  * have the names they should, at least a record each, and lines that increase.  COP_EFORMAT where it is none
  * of ours; COP_EIO, COP_ENOMEM. */
 cop_status manifest_read(json_t **out, const char *dir, cop_error *err);

@@ -5,7 +5,17 @@
  *   asking thread <-- reward_take() --- reading thread <--- pipe
  *
  * It may answer as late as it likes: what was asked and not answered is the caller's to bound.  All functions
- * are for one thread but for that reading one, which is inside. */
+ * but reward_stop() are for one thread and for that reading one, which is inside.
+ *
+ * An answer is a JSON number or null, or an object whose `reward` is one ({"reward": 0.5, "why": ...}), of at
+ * most REWARD_MAX_LINE bytes; the last one may lack its line feed.  NaN, inf, true, an empty line and words
+ * are refused: a line that is no answer puts all that follow in doubt.  After a failure everything fails with
+ * it.
+ *
+ * The program leads a process group of its own, so that Ctrl-C at the terminal does not reach it, with the
+ * signal mask and dispositions that a login shell gives; of our descriptors it has only stderr and its two
+ * pipes.  It has ended when the shell has, even if something that the shell left behind holds its stdout.
+ * SIGPIPE is blocked in the asking thread while it writes: a program that ends is an error, not our death. */
 #ifndef COP_REWARD_H
 #define COP_REWARD_H
 
@@ -13,20 +23,31 @@
 
 #include "kernels/base.h"
 
+#define REWARD_MAX_LINE 65536
+
 typedef struct reward reward;
 
-/* Start `sh -c command`, with PYTHONUNBUFFERED=1 in its environment; its stderr is ours.  COP_EIO. */
+/* Start `sh -c command`, with PYTHONUNBUFFERED=1 in its environment; its stderr is ours.  That the shell does
+ * not find the command shows later, as exit status 127.  COP_EIO, COP_ENOMEM. */
 cop_status reward_open(reward **out, const char *command, cop_error *err);
-/* Kill it if it still runs.  NULL does nothing. */
+/* Kill it and its process group if it still runs; waits for nothing else.  NULL does nothing. */
 void reward_close(reward *r);
 
-/* Hand over a sample.  Waits while the program's pipe is full.  COP_EIO: it has ended; the message has its
- * exit status or signal. */
+/* Kill it now: whoever waits in reward_ask() or reward_take() gets COP_EIO.  Any thread; not a signal
+ * handler.
+ */
+void reward_stop(reward *r);
+
+/* Hand over a sample (borrowed).  Waits while the program's pipe is full.  COP_EIO: it has ended or closed
+ * its stdin; the message has its exit status or signal.  What it answered before can still be taken.
+ * COP_ENOMEM: the sample was not handed over. */
 cop_status reward_ask(reward *r, json_t *sample, cop_error *err);
 
 /* The oldest answer that was not taken; *has is false if there is none by clock_seconds() == until.  NaN:
  * null. COP_EFORMAT: the program printed something else (the line and its number are in the message) or more
- * lines than it was asked; COP_EIO: it ended with answers owing. */
+ * lines than it was asked; COP_EIO: it ended with answers owing.  How it ends is no matter when it owes
+ * nothing: then *has is false at once.  So a last call after reward_no_more() with nothing owing waits for
+ * the end, and finds a line too many. */
 cop_status reward_take(reward *r, double until, double *value, bool *has, cop_error *err);
 
 /* Nothing more is asked: close its stdin, so that a program that holds its answers back gives them.  Go on

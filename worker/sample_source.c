@@ -3,7 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
+#include <inttypes.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -15,13 +15,13 @@
 
 struct sample_source {
     record_source *records; /* NULL: JSON Lines */
-    jsonl_reader lines;
+    input_file *lines;
     json_t *ahead; /* the line that ended the last prompt; NULL: none */
 };
 
 /* ---- Opening. */
 
-/* The first byte that reading fd will give, without taking it: record_source is to find it too.  -1: there is
+/* The first byte that reading fd will give, without taking it: whoever reads is to find it too.  -1: there is
  * none, or this cannot be told (a terminal). */
 static int peek(int fd) {
     unsigned char byte;
@@ -39,32 +39,21 @@ static int peek(int fd) {
 /* Whether JSON Lines begin so; an empty file is one of no lines. */
 static bool begins_lines(int first) { return first < 0 || (first > 0 && strchr("{ \t\r\n", first)); }
 
-/* Open the file if it holds JSON Lines; *out is NULL if it does not. */
-static cop_status open_lines(FILE **out, const char *path, cop_error *err) {
-    bool is_stdin = !strcmp(path, "-");
-    int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
-    *out = NULL;
-    if (fd < 0) return cop_fail(err, COP_EIO, "could not open \"%s\": %s", path, strerror(errno));
-    bool is_lines = begins_lines(peek(fd));
-    if (is_lines) *out = is_stdin ? stdin : fdopen(fd, "r");
-    if (*out) return COP_OK;
-    if (!is_stdin) close(fd);
-    return is_lines ? cop_fail(err, COP_ENOMEM, "could not open \"%s\": out of memory", path) : COP_OK;
-}
-
-static void close_lines(sample_source *s) {
-    if (s->lines.in && s->lines.in != stdin) fclose(s->lines.in);
-    s->lines.in = NULL;
+static cop_status holds_lines(bool *out, const char *path, cop_error *err) {
+    struct stat st;
+    int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
+    if (fd < 0 || fstat(fd, &st) != 0)
+        return cop_fail(err, COP_EIO, "could not open \"%s\": %s", path, strerror(errno));
+    *out = !S_ISDIR(st.st_mode) && begins_lines(peek(fd));
+    if (fd != STDIN_FILENO) close(fd);
+    return COP_OK;
 }
 
 static cop_status open_source(sample_source *s, const char *path, cop_error *err) {
-    struct stat st;
-    bool is_folder = strcmp(path, "-") && stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-    if (!is_folder) {
-        cop_status status = open_lines(&s->lines.in, path, err);
-        if (status != COP_OK || s->lines.in) return status;
-    }
-    return record_source_open(&s->records, path, err);
+    bool is_lines = false;
+    cop_status status = holds_lines(&is_lines, path, err);
+    if (status != COP_OK) return status;
+    return is_lines ? input_open(&s->lines, path, err) : record_source_open(&s->records, path, err);
 }
 
 cop_status sample_source_open(sample_source **out, const char *path, cop_error *err) {
@@ -83,8 +72,7 @@ void sample_source_close(sample_source *s) {
     if (!s) return;
     record_source_close(s->records);
     json_decref(s->ahead);
-    jsonl_reader_free(&s->lines);
-    close_lines(s);
+    input_close(s->lines);
     mem_free(s);
 }
 
@@ -104,11 +92,23 @@ static bool same_prompt(const json_t *a, const json_t *b) {
     return same_value(a, b, "prompt") && same_value(a, b, "prompt_id");
 }
 
+/* Read the next line that is not blank into `ahead`, which stays NULL at the end. */
+static cop_status read_ahead(sample_source *s, cop_error *err) {
+    input_line line;
+    bool more;
+    do {
+        cop_status status = input_next(s->lines, &line, &more, err);
+        if (status != COP_OK || !more) return status;
+    } while (line.blank);
+    COP_TRY(jsonl_parse(&line, &s->ahead, err), err, "line %" PRIu64, line.number + 1);
+    return COP_OK;
+}
+
 /* Append the next line if it belongs to the prompt of `list`, or begins it; else it stays ahead. */
 static cop_status take_line(sample_source *s, json_t *list, bool *took, cop_error *err) {
     *took = false;
     if (!s->ahead) {
-        cop_status status = jsonl_next(&s->lines, &s->ahead, err);
+        cop_status status = read_ahead(s, err);
         if (status != COP_OK || !s->ahead) return status;
     }
     if (json_array_size(list) > 0 && !same_prompt(json_array_get(list, 0), s->ahead)) return COP_OK;

@@ -17,7 +17,7 @@ void sample_source_close(sample_source *s); /* NULL does nothing */
 /* The objects of the next prompt, a new array: all of a record, or the lines of JSON Lines that stand
  * together and have the same prompt and prompt_id; at least one.  Failures ({line, error}) stand alone.  NULL
  * at the end.  In JSON Lines the objects are what the lines hold, whatever that is.  Errors: as
- * record_source_next() and record_to_json(); as jsonl_next(). */
+ * record_source_next() and record_to_json(); as input_next() and jsonl_parse(). */
 cop_status sample_source_next(sample_source *s, json_t **out, cop_error *err);
 
 const json_t *sample_source_manifest(const sample_source *s); /* NULL: no folder */

@@ -123,7 +123,7 @@ static int run(int argc, char **argv) {
     open_model model;
     if (open_model_init(&model, &m, &err) != COP_OK) return tell_error(&err, 1);
     c.engine = model.engine;
-    status = jsonl_run(stdin, stdout, score_line, &c);
+    status = jsonl_run("-", stdout, score_line, &c);
     open_model_free(&model);
     return status;
 }

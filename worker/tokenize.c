@@ -31,7 +31,7 @@ static int run(const command *c, int argc, char **argv, jsonl_fn fn) {
     tokenizer *t;
     int exit_status = start(c, argc, argv, &t);
     if (exit_status >= 0) return exit_status;
-    exit_status = jsonl_run(stdin, stdout, fn, t);
+    exit_status = jsonl_run("-", stdout, fn, t);
     tokenizer_close(t);
     return exit_status;
 }

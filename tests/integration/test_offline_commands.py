@@ -35,7 +35,8 @@ def test_generate_gives_the_bits_of_a_worker(client):
         assert s["tokens"] == u32(other["tokens"]).tolist() and s["mask"] == u8(other["mask"]).tolist()
         for key in ("logprobs", "model_logprobs"):  # nine digits bring back every bit
             assert np.array(s[key], np.float32).tobytes() == other[key]
-        assert s.get("input") == ({"note": 1} if s["prompt"] == 1 else None)
+        line = {"tokens": [1015, 40, 41], "id": "x", "seed": 9, "note": 1} if s["prompt"] == 1 else {"messages": QUESTION}
+        assert s["input"] == line
 
 
 def test_generate_knows_stop_strings_and_entropy(client):
@@ -57,13 +58,13 @@ def test_generate_tells_bad_lines_and_goes_on():
     bad = ['nope', '{"text": "1", "tokens": [1]}', '{"tokens": [1024]}', "{}", '{"tokens": []}', '{"text": "1", "seed": -1}',
            '{"text": "1", "id": 7}', '{"text": 5}', '{"messages": []}']
     rc, out, _ = generate("--seed", "1", "--max-tokens", "2", text="\n".join(['{"text": "1"}', *bad, '{"text": "2"}']))
-    assert rc == 1
-    assert sorted(s["prompt"] for s in out if "error" not in s) == [0, 10]
-    assert [s["line"] for s in out if "error" in s] == list(range(2, 11))  # lines count from 1 in messages
+    assert rc == 3
+    assert [s.get("prompt") for s in out] == [0, *[None] * 9, 10]  # in order of line
+    assert [s["line"] for s in out if "error" in s] == list(range(1, 10))
 
 
-def test_generate_refuses_what_is_not_built_and_what_makes_no_sense():
-    for options, word in [(("-i", "-", "-o", "folder"), "-o -"), (("-o", "-"), "no input"),
+def test_generate_refuses_what_makes_no_sense():
+    for options, word in [(("-i", "-"), "-o DIR"), (("-o", "-"), "no input"),
                           (("-i", "-", "-o", "-", "--kept"), "--top-k"), (("-i", "-", "-o", "-", "-n", "0"), "n"),
                           (("-i", "-", "-o", "-", "--temperature", "0.0001"), "temperature"),
                           (("-i", "-", "-o", "-", "--logprobs", "both"), "logprobs"),

@@ -33,13 +33,18 @@ def jsonl(objects):
     return "".join(json.dumps(o) + "\n" for o in objects)
 
 
-@pytest.fixture(scope="module")
-def printed():
-    """What `generate -o -` prints for PROMPTS with everything on, in order of prompt and sample, as text."""
-    rc, out, err = coppice("generate", "--model", MODEL, "-i", "-", "-o", "-", "-n", "4", "--seed", "5", "--temperature", "2.5",
+def generate(to):
+    rc, out, err = coppice("generate", "--model", MODEL, "-i", "-", "-o", to, "-n", "4", "--seed", "5", "--temperature", "2.5",
                            "--top-k", "50", "--max-tokens", "40", "--logprobs", "sampling,model", "--entropy", "--kept", "--text",
                            data=jsonl(PROMPTS).encode())
     assert rc == 0, err
+    return out
+
+
+@pytest.fixture(scope="module")
+def printed():
+    """What `generate -o -` prints for PROMPTS with everything on, in order of prompt and sample, as text."""
+    out = generate("-")
     return sorted(out.splitlines(keepends=True), key=lambda line: (json.loads(line)["prompt"], json.loads(line)["sample"]))
 
 
@@ -110,6 +115,12 @@ def test_export_prints_what_generate_prints(samples, printed, tmp_path):
         assert subprocess.run([COPPICE, "export", "-", "--to", "jsonl"], stdin=f, capture_output=True).stdout.decode() == out
     assert coppice("export", "-", "--to", "jsonl", data=path.read_bytes())[1] == out
     assert coppice("export", "-", "--to", "jsonl", data=out.encode())[1] == out  # JSON Lines are taken too
+
+
+def test_a_folder_of_generate_is_exported_and_shown(printed, tmp_path):
+    generate(tmp_path / "made")
+    assert coppice("export", tmp_path / "made", "--to", "jsonl") == (0, "".join(printed), "")
+    assert show(tmp_path / "made") == show("-", "--model", MODEL, data="".join(printed).encode())
 
 
 def test_export_knows_rewards_and_failures(samples, tmp_path):
@@ -315,7 +326,7 @@ def test_show_token_by_token(samples, file):
 def test_show_without_a_tokenizer(samples, file):
     out = show(file)  # the samples' own text
     assert "The answer is" in out and "⟦" not in out
-    bare = jsonl({k: v for k, v in s.items() if k != "text"} for s in samples)
+    bare = jsonl({k: v for k, v in s.items() if k not in ("text", "input")} for s in samples)
     rc, out, err = coppice("show", "-", data=bare.encode())
     assert rc == 0 and "--model" in err and " ".join(map(str, samples[0]["prompt_tokens"])) in out
     forced = next(s for s in samples if 0 in s["mask"])

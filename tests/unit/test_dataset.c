@@ -1,0 +1,698 @@
+/* Data sets on disk: whatever stops the process, the same command goes on and each record stands once. */
+#include "tests/unit/dataset_fixture.h"
+
+static void test_records_come_back_from_folder_and_shard(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("plain"));
+    finish_and_check(&j);
+    cop_error err;
+    json_t *m;
+    assert_int_equal(manifest_read(&m, j.dir, &err), COP_OK);
+    assert_true(manifest_n_shards(m) >= 3);
+    uint64_t last = manifest_shard_at(m, 0).last_line;
+    assert_true(manifest_shard_at(m, 0).bytes >= j.shard_bytes);
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(m, "input"), "lines")), JOB_LINES);
+    assert_string_equal(json_string_value(json_object_get(json_object_get(m, "about"), "program")), "test");
+    json_decref(m);
+    check_records(in_scratch("plain/shard-00000.zst"), 0, 1, last + 1);
+}
+
+static void test_records_come_back_through_a_pipe(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("piped"));
+    finish_and_check(&j);
+    int saved = dup(STDIN_FILENO);
+    char command[600];
+    snprintf(command, sizeof command, "cat %s/shard-*.zst", j.dir);
+    FILE *pipe = popen(command, "r");
+    assert_non_null(pipe);
+    assert_int_equal(dup2(fileno(pipe), STDIN_FILENO), STDIN_FILENO);
+    check_records("-", 0, 1, JOB_LINES);
+    pclose(pipe);
+    dup2(saved, STDIN_FILENO);
+    close(saved);
+}
+
+static void test_counts_are_those_of_the_records(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("counts"));
+    j.unfinished = true;
+    cop_error err;
+    dataset_writer *w;
+    dataset_counts before;
+    assert_int_equal(open_job(&w, &j, &err), COP_OK);
+    assert_int_equal(dataset_next_line(w), 0);
+    assert_int_equal(write_lines(w, &j, &err), COP_OK);
+    before = *dataset_totals(w);
+    dataset_close(w);
+    assert_int_equal(before.records, 30);
+    assert_int_equal(before.errors, 4);
+    assert_int_equal(before.samples, 52);
+    assert_int_equal(before.sampled_tokens, 26 * (18 + 4));
+    assert_int_equal(before.forced_tokens, 26 * (6 + 1));
+    assert_int_equal(open_job(&w, &j, &err), COP_OK); /* counts the growing shard's records */
+    assert_memory_equal(dataset_totals(w), &before, sizeof before);
+    assert_int_equal(dataset_next_line(w), JOB_LINES);
+    assert_int_equal(json_integer_value(json_object_get(dataset_noted(w, "input"), "lines")), JOB_LINES);
+    dataset_close(w);
+}
+
+static void test_nothing_is_in_the_file_before_a_frame_is_full(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("buffered"));
+    cop_error err;
+    dataset_writer *w;
+    assert_int_equal(open_job(&w, &j, &err), COP_OK);
+    assert_false(dataset_has_unflushed(w));
+    assert_int_equal(append_line(w, 0, &err), COP_OK);
+    assert_true(dataset_has_unflushed(w));
+    assert_int_not_equal(access(in_scratch("buffered/shard-00000.zst"), F_OK), 0);
+    uint64_t line = 1;
+    while (dataset_has_unflushed(w)) assert_int_equal(append_line(w, line++, &err), COP_OK);
+    assert_true(line > 100); /* a frame's worth */
+    assert_int_equal(access(in_scratch("buffered/shard-00000.zst"), F_OK), 0);
+    dataset_close(w);
+    check_records(j.dir, 0, 1, line);
+}
+
+static void test_an_empty_data_set_is_complete_too(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("empty"));
+    j.n_lines = 0;
+    finish_and_check(&j);
+    finish_and_check(&j);
+}
+
+/* ---- Crashes. */
+
+/* Run the job in a process of its own with a fault.  Whether the fault came (else the job was finished). */
+static bool run_with_fault(const job *j, fault_kind kind, int n) {
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        cop_error err;
+        arm(kind, n);
+        _exit(run_job(j, &err) == COP_OK ? 0 : 1);
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    if (WIFSIGNALED(status)) {
+        assert_int_equal(WTERMSIG(status), SIGKILL);
+        return true;
+    }
+    assert_int_equal(WEXITSTATUS(status), 0);
+    return false;
+}
+
+static void crash_at_every_call(fault_kind kind, const char *dir) {
+    job j = job_defaults(dir);
+    int n = 0;
+    for (bool crashed = true; crashed; n++) {
+        shell("rm -rf '%s'", j.dir);
+        crashed = run_with_fault(&j, kind, n);
+        finish_and_check(&j);
+    }
+    assert_true(n > 50);
+}
+
+static void test_a_crash_before_any_system_call(void **state) {
+    (void)state;
+    crash_at_every_call(CRASH_BEFORE, in_scratch("before"));
+}
+
+static void test_a_crash_in_the_middle_of_any_write(void **state) {
+    (void)state;
+    crash_at_every_call(CRASH_MIDWAY, in_scratch("midway"));
+}
+
+static void test_a_crash_after_any_system_call(void **state) {
+    (void)state;
+    crash_at_every_call(CRASH_AFTER, in_scratch("after"));
+}
+
+static void test_crashes_again_and_again(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("again"));
+    int rounds = 1;
+    while (run_with_fault(&j, CRASH_MIDWAY, 12 + rounds % 7)) rounds++;
+    assert_true(rounds > 5);
+    finish_and_check(&j);
+}
+
+/* Between the fsync of a full shard and the manifest: the shard is complete when the folder is opened. */
+static void test_a_full_shard_becomes_complete_on_opening(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("full"));
+    j.unfinished = true;
+    j.shard_bytes = 1 << 20;
+    cop_error err;
+    json_t *m;
+    assert_int_equal(run_job(&j, &err), COP_OK);
+    check_manifest(j.dir, false);
+    j.shard_bytes = file_size(in_scratch("full/shard-00000.zst"));
+    dataset_writer *w;
+    assert_int_equal(open_job(&w, &j, &err), COP_OK);
+    assert_int_equal(manifest_read(&m, j.dir, &err), COP_OK);
+    assert_int_equal(manifest_n_shards(m), 1);
+    assert_int_equal(manifest_shard_at(m, 0).counts.records, JOB_LINES);
+    json_decref(m);
+    assert_int_equal(dataset_finish(w, &err), COP_OK);
+    dataset_close(w);
+    check_manifest(j.dir, true);
+    check_records(j.dir, 0, 1, JOB_LINES);
+}
+
+static void test_an_empty_shard_is_no_part_of_a_complete_set(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("hollow"));
+    j.n_lines = 0;
+    j.unfinished = true;
+    cop_error err;
+    assert_int_equal(run_job(&j, &err), COP_OK);
+    write_file(in_scratch("hollow/shard-00000.zst"), "\x28\xB5", 2);
+    j.unfinished = false;
+    finish_and_check(&j);
+    assert_int_not_equal(access(in_scratch("hollow/shard-00000.zst"), F_OK), 0);
+}
+
+/* ---- Errors of the disk. */
+
+static void test_a_full_disk_is_told_and_a_rerun_goes_on(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("nospace"));
+    int n = 0, cut = 0, harmless = 0;
+    cop_error err;
+    for (bool fired = true; fired; n++) {
+        shell("rm -rf '%s'", j.dir);
+        arm(FAIL, n);
+        cop_status status = run_job(&j, &err);
+        fired = fault.fired;
+        arm(NO_FAULT, 0);
+        harmless += fired && status == COP_OK;
+        if (status != COP_OK) {
+            assert_true(fired);
+            assert_int_equal(status, COP_EIO);
+            assert_non_null(strstr(err.message, "No space left on device"));
+            assert_non_null(strstr(err.message, j.dir));
+            cut += strstr(err.message, "could not write") && strstr(err.message, "shard-");
+        }
+        finish_and_check(&j);
+    }
+    assert_true(n > 50 && cut > 5);
+    assert_int_equal(harmless, 1); /* opening the folder's parent, to make the new folder durable */
+}
+
+static void test_the_same_writer_may_try_again(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("retry"));
+    j.retries = 1;
+    cop_error err;
+    bool fired = true;
+    for (int n = 12; fired; n++) { /* past opening the folder, which is not tried again */
+        shell("rm -rf '%s'", j.dir);
+        arm(FAIL, n);
+        cop_status status = run_job(&j, &err);
+        fired = fault.fired;
+        arm(NO_FAULT, 0);
+        if (status != COP_OK) fail_msg("call %d: %s", n, err.message);
+        check_manifest(j.dir, true);
+        check_records(j.dir, 0, 1, JOB_LINES);
+    }
+}
+
+/* A short write: what was written is cut off at once, so that readers see whole frames. */
+static void test_a_torn_frame_is_cut_off_at_once(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("short"));
+    j.shard_bytes = 1 << 20;
+    j.unfinished = true;
+    cop_error err;
+    dataset_writer *w;
+    assert_int_equal(open_job(&w, &j, &err), COP_OK);
+    assert_int_equal(write_lines(w, &j, &err), COP_OK);
+    size_t before = file_size(in_scratch("short/shard-00000.zst"));
+    assert_int_equal(append_line(w, JOB_LINES, &err), COP_OK);
+    arm(FAIL, 0);
+    assert_int_equal(dataset_flush(w, &err), COP_EIO);
+    arm(NO_FAULT, 0);
+    assert_int_equal(file_size(in_scratch("short/shard-00000.zst")), before);
+    assert_true(dataset_has_unflushed(w));
+    assert_int_equal(dataset_flush(w, &err), COP_OK);
+    dataset_close(w);
+    check_records(j.dir, 0, 1, JOB_LINES + 1);
+}
+
+/* ---- Torn and damaged shards. */
+
+/* A growing shard with all records, and where its frames start; returns their number. */
+static int grow(const job *j, uint64_t starts[JOB_LINES]) {
+    cop_error err;
+    assert_int_equal(run_job(j, &err), COP_OK);
+    char path[512];
+    snprintf(path, sizeof path, "%s/shard-00000.zst", j->dir);
+    int fd = open(path, O_RDONLY), n = 0;
+    frame_reader *r;
+    shard_frame f;
+    assert_int_equal(frame_reader_open(&r, fd, path, &err), COP_OK);
+    while (frame_reader_next(r, &f, &err) == COP_OK && f.kind == FRAME_WHOLE) starts[n++] = f.start;
+    assert_int_equal(f.kind, FRAME_END);
+    frame_reader_close(r);
+    close(fd);
+    return n;
+}
+
+static job growing_job(const char *dir) {
+    job j = job_defaults(dir);
+    j.shard_bytes = 1 << 20;
+    j.unfinished = true;
+    return j;
+}
+
+/* Put the shard and the manifest back as they were. */
+static void restore(const char *shard, const uint8_t *bytes, size_t n, const char *manifest,
+                    const uint8_t *text, size_t n_text) {
+    write_file(shard, bytes, n);
+    write_file(manifest, text, n_text);
+}
+
+static void test_a_shard_cut_anywhere_goes_on(void **state) {
+    (void)state;
+    job j = growing_job(in_scratch("cut"));
+    uint64_t starts[JOB_LINES];
+    int n_frames = grow(&j, starts);
+    assert_int_equal(n_frames, JOB_LINES / FRAME_LINES);
+    char shard[300], manifest[300];
+    snprintf(shard, sizeof shard, "%s/shard-00000.zst", j.dir);
+    snprintf(manifest, sizeof manifest, "%s/manifest.json", j.dir);
+    size_t n, n_text;
+    uint8_t *bytes = read_file(shard, &n), *text = read_file(manifest, &n_text);
+    j.unfinished = false;
+    for (size_t cut = starts[n_frames - 2]; cut <= n; cut++) {
+        restore(shard, bytes, cut, manifest, text, n_text);
+        /* What a reader sees before the repair: the whole frames. */
+        uint64_t whole = cut == n ? JOB_LINES : JOB_LINES - (cut < starts[n_frames - 1] ? 6 : 3);
+        check_records(j.dir, 0, 1, whole);
+        finish_and_check(&j);
+    }
+    /* Zeros in place of the last frame, as a power failure may leave them. */
+    memset(bytes + starts[n_frames - 1], 0, n - starts[n_frames - 1]);
+    restore(shard, bytes, n, manifest, text, n_text);
+    finish_and_check(&j);
+    free(bytes);
+    free(text);
+}
+
+static void test_a_flipped_byte_is_torn_at_the_end_and_damage_elsewhere(void **state) {
+    (void)state;
+    job j = growing_job(in_scratch("flip"));
+    uint64_t starts[JOB_LINES];
+    int n_frames = grow(&j, starts), refused = 0;
+    char shard[300], manifest[300];
+    snprintf(shard, sizeof shard, "%s/shard-00000.zst", j.dir);
+    snprintf(manifest, sizeof manifest, "%s/manifest.json", j.dir);
+    size_t n, n_text;
+    uint8_t *bytes = read_file(shard, &n), *text = read_file(manifest, &n_text);
+    j.unfinished = false;
+    for (size_t at = starts[n_frames - 2]; at < n; at++) {
+        bytes[at] ^= 0xFF;
+        restore(shard, bytes, n, manifest, text, n_text);
+        cop_error err;
+        if (at >= starts[n_frames - 1]) {
+            finish_and_check(&j);
+        } else {
+            assert_int_equal(run_job(&j, &err), COP_EFORMAT);
+            assert_non_null(strstr(err.message, "is damaged"));
+            assert_int_equal(file_size(shard), n);
+            refused++;
+        }
+        bytes[at] ^= 0xFF;
+    }
+    assert_true(refused > 100);
+    free(bytes);
+    free(text);
+}
+
+static void test_records_that_are_none_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t lines[2];
+        const char *bytes, *why;
+    } cases[] = {
+        {{5, 5}, NULL, "line 5 comes where line 6"},
+        {{5, 4}, NULL, "line 4 comes where line 6"},
+        {{0}, "\x01\x02", "it is no map"},
+        {{0}, "\xC1", "frame at byte 0"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        job j = growing_job(in_scratch("wrong"));
+        shell("rm -rf '%s'", j.dir);
+        cop_error err;
+        j.n_lines = 0;
+        assert_int_equal(run_job(&j, &err), COP_OK);
+        uint8_t content[8192];
+        size_t n = 0, n_frame;
+        const uint8_t *made;
+        for (int k = 0; k < 2 && !cases[i].bytes; k++) {
+            wire_buffer b = record_of(cases[i].lines[k]);
+            memcpy(content + n, b.bytes, b.n);
+            n += b.n;
+            wire_buffer_free(&b, NULL);
+        }
+        if (cases[i].bytes) memcpy(content, cases[i].bytes, n = strlen(cases[i].bytes));
+        frame_encoder *e;
+        assert_int_equal(frame_encoder_open(&e, &err), COP_OK);
+        assert_int_equal(frame_encode(e, content, n, &made, &n_frame, &err), COP_OK);
+        write_file(in_scratch("wrong/shard-00000.zst"), made, n_frame);
+        frame_encoder_close(e);
+        assert_int_equal(run_job(&j, &err), COP_EFORMAT);
+        if (!strstr(err.message, cases[i].why)) fail_msg("%s", err.message);
+        assert_int_equal(file_size(in_scratch("wrong/shard-00000.zst")), n_frame);
+    }
+}
+
+/* ---- What is not ours. */
+
+static void test_another_identity_is_refused_with_every_difference(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("identity"));
+    finish_and_check(&j);
+    j.parameter = "b";
+    j.of = 2;
+    cop_error err;
+    assert_int_equal(run_job(&j, &err), COP_EINVAL);
+    assert_non_null(strstr(err.message, "parameters.name was \"a\" and is \"b\""));
+    assert_non_null(strstr(err.message, "split.of was 1 and is 2"));
+    assert_null(strstr(err.message, "temperature"));
+    j = job_defaults(in_scratch("identity"));
+    finish_and_check(&j);
+}
+
+static void test_differences_fill_the_room_and_are_counted_beyond(void **state) {
+    (void)state;
+    json_t *was = json_pack("{s:{s:f, s:i, s:[i]}}", "p", "temperature", 1.0, "gone", 5, "list", 1);
+    json_t *is = json_pack("{s:{s:f, s:[i], s:s}}", "p", "temperature", 0.1 + 0.2, "list", 2, "new", "x");
+    char text[400];
+    assert_int_equal(manifest_differences(text, sizeof text, was, was), 0);
+    assert_string_equal(text, "");
+    assert_int_equal(manifest_differences(text, sizeof text, was, is), 4);
+    assert_string_equal(text,
+                        "p.temperature was 1.0 and is 0.30000000000000004; p.gone was 5 and is not set; "
+                        "p.list was [1] and is [2]; p.new was not set and is \"x\"");
+    assert_int_equal(manifest_differences(text, 80, was, is), 4);
+    assert_string_equal(text, "p.temperature was 1.0 and is 0.30000000000000004; and 3 more");
+    json_decref(was);
+    json_decref(is);
+}
+
+static void test_foreign_files_are_left_alone(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("foreign"));
+    mkdir(j.dir, 0777);
+    static const char *const names[] = {"foreign/notes.txt", "foreign/shard-1.zst",
+                                        "foreign/shard-00001.zst.bak", "foreign/shard-000001.zst",
+                                        "foreign/shard-00002.zs"};
+    for (int i = 0; i < 5; i++) write_file(in_scratch(names[i]), "mine", 4);
+    finish_and_check(&j);
+    for (int i = 0; i < 5; i++) {
+        size_t n;
+        char *bytes = (char *)read_file(in_scratch(names[i]), &n);
+        assert_string_equal(bytes, "mine");
+        free(bytes);
+    }
+}
+
+static void test_shards_that_the_manifest_does_not_know_are_refused(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("beyond"));
+    mkdir(j.dir, 0777);
+    cop_error err;
+    const char *mine = in_scratch("beyond/shard-00000.zst");
+    write_file(mine, "mine", 4);
+    assert_int_equal(run_job(&j, &err), COP_EINVAL);
+    assert_non_null(strstr(err.message, "it holds \"shard-00000.zst\", but no manifest"));
+    assert_int_equal(file_size(mine), 4);
+    assert_int_not_equal(access(in_scratch("beyond/manifest.json"), F_OK), 0);
+    unlink(mine);
+    j.unfinished = true;
+    assert_int_equal(run_job(&j, &err), COP_OK);
+    write_file(in_scratch("beyond/shard-00042.zst"), "mine", 4);
+    j.unfinished = false;
+    assert_int_equal(run_job(&j, &err), COP_EINVAL);
+    assert_non_null(strstr(err.message, "shard-00042.zst"));
+    unlink(in_scratch("beyond/shard-00042.zst"));
+    finish_and_check(&j);
+    json_t *m;
+    assert_int_equal(manifest_read(&m, j.dir, &err), COP_OK);
+    char next[64];
+    snprintf(next, sizeof next, "beyond/shard-%05d.zst", (int)manifest_n_shards(m));
+    json_decref(m);
+    write_file(in_scratch(next), "", 0); /* behind a complete set there is no growing shard */
+    assert_int_equal(run_job(&j, &err), COP_EINVAL);
+}
+
+static void test_complete_shards_must_be_there(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("there"));
+    finish_and_check(&j);
+    const char *path = in_scratch("there/shard-00001.zst");
+    cop_error err;
+    size_t n;
+    uint8_t *bytes = read_file(path, &n);
+    write_file(path, bytes, n - 1);
+    assert_int_equal(run_job(&j, &err), COP_EIO);
+    assert_non_null(strstr(err.message, "\"shard-00001.zst\" has"));
+    record_source *s;
+    const shard_view *v;
+    bool more = true;
+    cop_status status = record_source_open(&s, j.dir, &err);
+    while (status == COP_OK && more) status = record_source_next(s, &v, &more, &err);
+    assert_int_equal(status, COP_EIO);
+    record_source_close(s);
+    unlink(path);
+    assert_int_equal(run_job(&j, &err), COP_EIO);
+    assert_non_null(strstr(err.message, "No such file"));
+    free(bytes);
+}
+
+static void test_one_process_writes_at_a_time(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("lock"));
+    cop_error err;
+    dataset_writer *w, *other;
+    assert_int_equal(open_job(&w, &j, &err), COP_OK);
+    assert_int_equal(open_job(&other, &j, &err), COP_EUNSUPPORTED);
+    assert_null(other);
+    assert_non_null(strstr(err.message, "another process"));
+    dataset_close(w);
+    finish_and_check(&j);
+}
+
+static void test_a_complete_set_stays_as_it_is(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("complete"));
+    finish_and_check(&j);
+    struct stat before, after;
+    assert_int_equal(stat(in_scratch("complete/manifest.json"), &before), 0);
+    cop_error err;
+    dataset_writer *w;
+    j.shard_bytes = 1;
+    assert_int_equal(open_job(&w, &j, &err), COP_OK);
+    assert_true(dataset_complete(w));
+    assert_int_equal(dataset_next_line(w), JOB_LINES);
+    assert_int_equal(dataset_totals(w)->records, JOB_LINES);
+    assert_int_equal(dataset_finish(w, &err), COP_OK);
+    dataset_close(w);
+    assert_int_equal(stat(in_scratch("complete/manifest.json"), &after), 0);
+    assert_int_equal(before.st_ino, after.st_ino);
+}
+
+/* ---- Hostile manifests and streams. */
+
+#define SHARD(more)                                                                                          \
+    "{\"file\": \"shard-00000.zst\", \"bytes\": 9, \"xxh128\": \"00000000000000000000000000000000\", "       \
+    "\"records\": 1, \"errors\": 0, \"samples\": 1, \"sampled_tokens\": 1, \"forced_tokens\": 0, " more "}"
+#define MANIFEST(state, shards)                                                                              \
+    "{\"format\": \"coppice.shards\", \"version\": 1, \"state\": \"" state "\", \"shards\": " shards "}"
+
+static void test_manifests_that_are_none_are_refused(void **state) {
+    (void)state;
+    static const char *const bad[] = {
+        "",
+        "{",
+        "[]",
+        "{}",
+        "{\"format\": \"other\"}",
+        "{\"format\": \"coppice.shards\", \"version\": 2}",
+        "{\"version\": 1, \"version\": 1}",
+        MANIFEST("stopped", "[]"),
+        MANIFEST("running", "{}"),
+        MANIFEST("running", "[7]"),
+        MANIFEST("running", "[{\"file\": \"../../etc/passwd\"}]"),
+        MANIFEST("running", "[" SHARD("\"first_line\": 2, \"last_line\": 1") "]"),
+        MANIFEST("running", "[" SHARD("\"first_line\": 0, \"last_line\": \"18446744073709551615\"") "]"),
+        MANIFEST("running", "[" SHARD("\"first_line\": 0, \"last_line\": -1") "]"),
+        MANIFEST("running", "[" SHARD("\"first_line\": 0") "]"),
+        MANIFEST("running", "[" SHARD("\"first_line\": 0, \"last_line\": 1") ", " SHARD(
+                                "\"first_line\": 2, \"last_line\": 3") "]"),
+    };
+    job j = job_defaults(in_scratch("hostile"));
+    mkdir(j.dir, 0777);
+    const char *path = in_scratch("hostile/manifest.json");
+    cop_error err;
+    json_t *m;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        write_file(path, bad[i], strlen(bad[i]));
+        if (manifest_read(&m, j.dir, &err) != COP_EFORMAT) fail_msg("was taken: %s", bad[i]);
+        assert_null(m);
+        assert_int_equal(run_job(&j, &err), COP_EFORMAT);
+        size_t n;
+        char *still = (char *)read_file(path, &n);
+        assert_string_equal(still, bad[i]);
+        free(still);
+    }
+    static const char good[] = MANIFEST("running", "[" SHARD("\"first_line\": 0, \"last_line\": 1") "]");
+    write_file(path, good, sizeof good - 1);
+    assert_int_equal(manifest_read(&m, j.dir, &err), COP_OK);
+    json_decref(m);
+    unlink(path);
+    assert_int_equal(mkfifo(path, 0666), 0); /* must not block */
+    assert_int_equal(manifest_read(&m, j.dir, &err), COP_EFORMAT);
+}
+
+static cop_status read_all(const char *path, int *n_records, cop_error *err) {
+    record_source *s;
+    const shard_view *v;
+    bool more = true;
+    *n_records = 0;
+    cop_status status = record_source_open(&s, path, err);
+    while (status == COP_OK && more) {
+        status = record_source_next(s, &v, &more, err);
+        *n_records += status == COP_OK && more;
+    }
+    record_source_close(s);
+    return status;
+}
+
+static void test_a_broken_shard_is_told_with_its_offset(void **state) {
+    (void)state;
+    job j = growing_job(in_scratch("broken"));
+    uint64_t starts[JOB_LINES];
+    int n_frames = grow(&j, starts), n_records;
+    size_t n;
+    uint8_t *bytes = read_file(in_scratch("broken/shard-00000.zst"), &n);
+    const char *copy = in_scratch("broken.zst");
+    char due[64];
+    snprintf(due, sizeof due, "frame at byte %d", (int)starts[n_frames - 1]);
+    cop_error err;
+    for (size_t cut = starts[n_frames - 1] + 1; cut < n; cut++) { /* torn, and no growing shard */
+        write_file(copy, bytes, cut);
+        assert_int_equal(read_all(copy, &n_records, &err), COP_EFORMAT);
+        assert_non_null(strstr(err.message, due));
+        assert_int_equal(n_records, JOB_LINES - FRAME_LINES);
+    }
+    for (size_t at = starts[n_frames - 1]; at < n; at++) {
+        bytes[at] ^= 0xFF;
+        write_file(copy, bytes, n);
+        assert_int_equal(read_all(copy, &n_records, &err), COP_EFORMAT);
+        bytes[at] ^= 0xFF;
+    }
+    write_file(copy, "not a shard", 11);
+    assert_int_equal(read_all(copy, &n_records, &err), COP_EFORMAT);
+    assert_int_equal(read_all(in_scratch("nowhere"), &n_records, &err), COP_EIO);
+    assert_int_equal(read_all(scratch, &n_records, &err), COP_ENOTFOUND);
+    write_file(copy, "", 0);
+    assert_int_equal(read_all(copy, &n_records, &err), COP_OK);
+    assert_int_equal(n_records, 0);
+    free(bytes);
+}
+
+/* A frame far longer than a block, in which single records are longer than FRAME_BYTES. */
+static void test_large_records_come_back(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("large"));
+    cop_error err;
+    dataset_writer *w;
+    char *text = malloc(3 << 20);
+    for (size_t i = 0; i < 3 << 20; i++) text[i] = (char)('a' + i * i % 23);
+    shard_failure f = {.line = 4, .prompt_id = wire_text_of("4"), .error = {text, 3 << 20}};
+    wire_buffer b;
+    assert_true(shard_encode_failure(&b, &f, NULL));
+    assert_int_equal(open_job(&w, &j, &err), COP_OK);
+    dataset_counts one = {.records = 1, .errors = 1};
+    assert_int_equal(dataset_append(w, 4, b.bytes, b.n, &one, &err), COP_OK);
+    assert_false(dataset_has_unflushed(w));
+    assert_int_equal(dataset_finish(w, &err), COP_OK);
+    dataset_close(w);
+    record_source *s;
+    const shard_view *v;
+    bool more;
+    assert_int_equal(record_source_open(&s, j.dir, &err), COP_OK);
+    assert_int_equal(record_source_next(s, &v, &more, &err), COP_OK);
+    assert_int_equal(v->n_bytes, b.n);
+    assert_memory_equal(v->bytes, b.bytes, b.n);
+    assert_int_equal(record_source_next(s, &v, &more, &err), COP_OK);
+    assert_false(more);
+    record_source_close(s);
+    wire_buffer_free(&b, NULL);
+    free(text);
+}
+
+static void test_every_allocation_may_fail(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("memory"));
+    int n_records;
+    cop_error err;
+    long live = mem_live();
+    bool fired = true;
+    for (int n = 0; fired; n++) {
+        shell("rm -rf '%s'", j.dir);
+        mem_fail_after(n);
+        cop_status status = run_job(&j, &err);
+        fired = mem_fail_stop();
+        assert_int_equal(status, fired ? COP_ENOMEM : COP_OK);
+        assert_int_equal(mem_live(), live);
+        finish_and_check(&j);
+    }
+    fired = true;
+    for (int n = 0; fired; n++) {
+        mem_fail_after(n);
+        cop_status status = read_all(j.dir, &n_records, &err);
+        fired = mem_fail_stop();
+        assert_int_equal(status, fired ? COP_ENOMEM : COP_OK);
+        assert_int_equal(mem_live(), live);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_records_come_back_from_folder_and_shard),
+        cmocka_unit_test(test_records_come_back_through_a_pipe),
+        cmocka_unit_test(test_counts_are_those_of_the_records),
+        cmocka_unit_test(test_nothing_is_in_the_file_before_a_frame_is_full),
+        cmocka_unit_test(test_an_empty_data_set_is_complete_too),
+        cmocka_unit_test(test_a_crash_before_any_system_call),
+        cmocka_unit_test(test_a_crash_in_the_middle_of_any_write),
+        cmocka_unit_test(test_a_crash_after_any_system_call),
+        cmocka_unit_test(test_crashes_again_and_again),
+        cmocka_unit_test(test_a_full_shard_becomes_complete_on_opening),
+        cmocka_unit_test(test_an_empty_shard_is_no_part_of_a_complete_set),
+        cmocka_unit_test(test_a_full_disk_is_told_and_a_rerun_goes_on),
+        cmocka_unit_test(test_the_same_writer_may_try_again),
+        cmocka_unit_test(test_a_torn_frame_is_cut_off_at_once),
+        cmocka_unit_test(test_a_shard_cut_anywhere_goes_on),
+        cmocka_unit_test(test_a_flipped_byte_is_torn_at_the_end_and_damage_elsewhere),
+        cmocka_unit_test(test_records_that_are_none_are_refused),
+        cmocka_unit_test(test_another_identity_is_refused_with_every_difference),
+        cmocka_unit_test(test_differences_fill_the_room_and_are_counted_beyond),
+        cmocka_unit_test(test_foreign_files_are_left_alone),
+        cmocka_unit_test(test_shards_that_the_manifest_does_not_know_are_refused),
+        cmocka_unit_test(test_complete_shards_must_be_there),
+        cmocka_unit_test(test_one_process_writes_at_a_time),
+        cmocka_unit_test(test_a_complete_set_stays_as_it_is),
+        cmocka_unit_test(test_manifests_that_are_none_are_refused),
+        cmocka_unit_test(test_a_broken_shard_is_told_with_its_offset),
+        cmocka_unit_test(test_large_records_come_back),
+        cmocka_unit_test(test_every_allocation_may_fail),
+    };
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+}

@@ -1,0 +1,59 @@
+/* The thread that writes what `coppice generate` made, while the engine goes on: it puts lines back into
+ * order, has their samples judged, and appends records to a data set, or prints them as JSON Lines.
+ *
+ *   finished --> by order | waits for older lines |
+ *                         | judged: waits for the rewards of its samples |  dataset or stdout
+ *
+ * What waits here is bounded by whoever finishes lines: run_state.held_bytes tells how much it is. */
+#ifndef COP_LINE_OUTPUT_H
+#define COP_LINE_OUTPUT_H
+
+#include <stdio.h>
+
+#include "worker/answer.h"
+#include "worker/dataset.h"
+#include "worker/line_job.h"
+#include "worker/progress.h"
+#include "worker/reward.h"
+#include "worker/run_state.h"
+
+/* What the rewards of a run come to. */
+typedef struct reward_tally {
+    pass_counts pass;
+    uint64_t n_prompts, n_rewards; /* prompts with a reward, rewards */
+    double sum, sum_best;          /* of all rewards; of each prompt's best */
+} reward_tally;
+
+void reward_tally_add(reward_tally *t, const double *rewards, size_t n);
+
+typedef struct line_output_options {
+    dataset_writer *dataset; /* NULL: JSON Lines to `out` */
+    FILE *out;
+    const tokenizer *tokenizer;
+    bool text;        /* keep the decoded text of samples that have one */
+    bool answers;     /* judge by the line's `answer` */
+    reward *program;  /* or by this; NULL: not */
+    uint32_t keep;    /* so many of the best samples; 0: all */
+    bool notes_input; /* note in the manifest how much of the input was used, as it grows */
+    uint64_t n_lines; /* of the whole output, for the progress; 0: not known */
+    bool quiet;
+} line_output_options;
+
+typedef struct line_output_result {
+    dataset_counts counts; /* of the whole output, earlier runs included */
+    reward_tally *tally;   /* NULL: nothing is judged; borrowed from the output */
+    bool complete;         /* all lines are written */
+} line_output_result;
+
+typedef struct line_output line_output;
+
+/* Start the thread.  It takes line_jobs from `finished`: each order once, in any order, and the job marked
+ * last behind all.  All is borrowed.  `tally` has what earlier runs came to (may be NULL if nothing is
+ * judged). Whatever fails stops the run; if it was stopped, what was finished is written as far as it is in
+ * order. */
+cop_status line_output_open(line_output **out, const line_output_options *o, queue *finished, run_state *run,
+                            reward_tally *tally, cop_error *err);
+/* Wait for its end, after the last job or after the run was stopped.  NULL does nothing. */
+line_output_result line_output_close(line_output *w);
+
+#endif

@@ -1,0 +1,96 @@
+/* Samples that outlive their event. */
+#include "worker/sample_copy.h"
+
+#include <string.h>
+
+#include "worker/convert.h"
+
+static void *copy(const void *from, size_t n, size_t size, bool *ok) {
+    void *to = mem_alloc(n, size);
+    if (to && n) memcpy(to, from, n * size);
+    if (!to) *ok = false;
+    return to;
+}
+
+static bool copy_arrays(reply_sample *out, const sample_result *s) {
+    size_t n = (size_t)s->n_tokens;
+    bool ok = true;
+    out->tokens = copy(s->tokens, n, sizeof(uint32_t), &ok);
+    out->mask = copy(s->mask, n, 1, &ok);
+    if (s->logprobs) out->logprobs = copy(s->logprobs, n, sizeof(float), &ok);
+    if (s->model_logprobs) out->model_logprobs = copy(s->model_logprobs, n, sizeof(float), &ok);
+    if (s->entropy) out->entropy = copy(s->entropy, n, sizeof(float), &ok);
+    if (s->kept_offsets) {
+        out->kept_offsets = copy(s->kept_offsets, n + 1, sizeof(uint32_t), &ok);
+        out->kept_ids =
+            (wire_ids){copy(s->kept_ids, s->kept_offsets[n], sizeof(uint32_t), &ok), s->kept_offsets[n]};
+    }
+    return ok;
+}
+
+static bool copy_lists(reply_sample *out, const sample_result *s, reply_weights weights) {
+    bool ok = true;
+    if (s->stop_string.bytes)
+        out->stop_string =
+            (wire_text){copy(s->stop_string.bytes, s->stop_string.n, 1, &ok), s->stop_string.n};
+    reply_tool_call *calls = mem_alloc((size_t)s->n_tool_calls, sizeof *calls);
+    reply_weights_run *run = mem_alloc(1, sizeof *run);
+    out->tool_calls = calls;
+    out->weights = run;
+    if (!calls || !run) return false;
+    for (int i = 0; i < s->n_tool_calls; i++)
+        calls[out->n_tool_calls++] =
+            (reply_tool_call){(uint32_t)s->tool_calls[i].at, wire_text_of("calculator"), s->tool_calls[i].ok};
+    if (s->n_tokens > 0) run[out->n_weights++] = (reply_weights_run){0, weights};
+    return ok;
+}
+
+static bool copy_text(reply_sample *out, const sample_result *s, const tokenizer *t) {
+    char *text;
+    size_t n;
+    if (convert_text(&text, &n, NULL, NULL, t, s->tokens, (size_t)s->n_tokens, NULL) != COP_OK) return false;
+    out->text = (wire_text){text, n};
+    return true;
+}
+
+bool sample_copy(reply_sample *out, const sample_result *s, reply_weights weights, const tokenizer *text) {
+    *out = (reply_sample){.prompt = s->prompt,
+                          .sample = s->sample,
+                          .seed = s->seed,
+                          .n_tokens = (size_t)s->n_tokens,
+                          .has_logprobs = s->logprobs != NULL,
+                          .has_model_logprobs = s->model_logprobs != NULL,
+                          .has_entropy = s->entropy != NULL,
+                          .has_kept = s->kept_offsets != NULL,
+                          .finish = s->finish == FINISH_STOP     ? REPLY_STOP
+                                    : s->finish == FINISH_LENGTH ? REPLY_LENGTH
+                                                                 : REPLY_CANCELLED,
+                          .has_stop = s->stop >= 0,
+                          .stop = s->stop >= 0 ? (uint32_t)s->stop : 0};
+    bool ok = copy_arrays(out, s);
+    ok = copy_lists(out, s, weights) && ok;
+    ok = (!text || copy_text(out, s, text)) && ok;
+    if (!ok) sample_copy_free(out);
+    return ok;
+}
+
+void sample_copy_free(reply_sample *s) {
+    mem_free((void *)s->tokens);
+    mem_free((void *)s->mask);
+    mem_free((void *)s->logprobs);
+    mem_free((void *)s->model_logprobs);
+    mem_free((void *)s->entropy);
+    mem_free((void *)s->kept_ids.ids);
+    mem_free((void *)s->kept_offsets);
+    mem_free((void *)s->tool_calls);
+    mem_free((void *)s->weights);
+    mem_free((void *)s->text.bytes);
+    mem_free((void *)s->stop_string.bytes);
+    *s = (reply_sample){0};
+}
+
+size_t sample_copy_bytes(const reply_sample *s) {
+    size_t per_token =
+        sizeof(uint32_t) + 1 + sizeof(float) * (s->has_logprobs + s->has_model_logprobs + s->has_entropy);
+    return sizeof *s + s->n_tokens * per_token + s->kept_ids.n * sizeof(uint32_t) + s->text.n + 256;
+}

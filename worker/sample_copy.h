@@ -1,0 +1,18 @@
+/* A finished sample that outlives its event: the engine's result copied into a reply.  Any thread. */
+#ifndef COP_SAMPLE_COPY_H
+#define COP_SAMPLE_COPY_H
+
+#include "engine/engine.h"
+#include "proto/reply.h"
+
+/* Copy all of a sample but for what only the caller knows: prompt_id and the prompt's tokens.  `weights` are
+ * those in use (the digest is borrowed); text: decode the tokens too.  False without memory; *out is then
+ * empty. */
+bool sample_copy(reply_sample *out, const sample_result *s, reply_weights weights, const tokenizer *text);
+/* Free what sample_copy() made; all other pointers are left alone.  Zeroed does nothing. */
+void sample_copy_free(reply_sample *s);
+
+/* Bytes that a copy holds, near enough to bound memory with. */
+size_t sample_copy_bytes(const reply_sample *s);
+
+#endif
