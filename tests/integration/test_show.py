@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import zstandard
 
+from conftest import SANITIZER_REPORTS
+
 COPPICE = os.environ.get("COPPICE", "build/coppice")
 MODEL = "tests/models/calc-d4"
 PROMPTS = [{"messages": [{"role": "user", "content": "What is 7*8?"}], "id": "product", "note": {"deep": [1, None, 0.5]}},
@@ -20,7 +22,9 @@ PROMPTS = [{"messages": [{"role": "user", "content": "What is 7*8?"}], "id": "pr
 
 def coppice(*args, data=b"", env=None, **kwargs):
     p = subprocess.run([COPPICE, *map(str, args)], input=data, capture_output=True, timeout=300, env=env, **kwargs)
-    return p.returncode, p.stdout.decode(), p.stderr.decode()
+    err = p.stderr.decode(errors="replace")
+    assert not any(report in err for report in SANITIZER_REPORTS), err
+    return p.returncode, p.stdout.decode(), err
 
 
 def show(path, *options, **kwargs):
