@@ -67,7 +67,7 @@ $B/tests/test_%: $B/tests/unit/test_%.o $(LIBS)
 $B/tests/fuzz_%: $B/tests/fuzz/fuzz_%.o $B/tests/fuzz/replay.o $(LIBS)
 	$(Q)echo "  LD  $@" && mkdir -p $(@D) && $(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
-$B/mixed_batch: $B/tests/bench/mixed_batch.o $(LIBS)
+$(addprefix $B/,mixed_batch bare_engine): $B/%: $B/tests/bench/%.o $(LIBS)
 	$(Q)echo "  LD  $@" && $(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 -include $(shell find $B -name '*.d' 2>/dev/null)
