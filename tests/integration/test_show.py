@@ -172,6 +172,12 @@ def test_export_tells_that_it_could_not_write(samples, tmp_path):
     assert p.returncode == 1 and b"Broken pipe" in p.stderr
 
 
+def test_show_tells_that_it_could_not_write(file):
+    with open("/dev/full", "wb") as full:
+        p = subprocess.run([COPPICE, "show", file], stdout=full, stderr=subprocess.PIPE)
+    assert p.returncode == 1 and b"No space left" in p.stderr
+
+
 def test_export_refuses_what_is_no_data_set(samples, tmp_path):
     broken = record_of([s for s in samples if s["prompt"] == 1])
     broken["samples"][2]["mask"] = b"\1"
