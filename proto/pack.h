@@ -1,5 +1,5 @@
 /* Writing MessagePack into a buffer that grows: msgpack-c's packer with the failures of memory kept, so that
- * an encoder looks once, at its end.  Inside proto/ only. */
+ * an encoder looks once, at its end.  For encoders, in proto/ and worker/record_json.c. */
 #ifndef WIRE_PACK_H
 #define WIRE_PACK_H
 

@@ -13,5 +13,7 @@ extern const command command_tokenize;
 extern const command command_detokenize;
 extern const command command_inspect;
 extern const command command_bench;
+extern const command command_show;
+extern const command command_export;
 
 #endif

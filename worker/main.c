@@ -6,8 +6,9 @@
 
 /* In the order in which `coppice --help` shows them. */
 static const command *const commands[] = {
-    &command_worker,   &command_generate,   &command_merge,   &command_score, &command_calc,
-    &command_tokenize, &command_detokenize, &command_inspect, &command_bench,
+    &command_worker, &command_generate, &command_merge,      &command_score,
+    &command_calc,   &command_tokenize, &command_detokenize, &command_inspect,
+    &command_bench,  &command_show,     &command_export,
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 

@@ -21,10 +21,15 @@ static cop_status no_memory(cop_error *err) {
     return cop_fail(err, COP_ENOMEM, "could not convert a value to JSON: out of memory");
 }
 
-static cop_status text_to_json(json_t **out, const char *bytes, size_t n, cop_error *err) {
-    if (utf8_valid_prefix(bytes, n) != n)
-        return cop_fail(err, COP_EFORMAT, "cannot convert a text to JSON: it is not UTF-8");
-    *out = json_stringn(bytes, n);
+/* msgpack-c may give an empty text as NULL. */
+static json_t *string_of(const char *bytes, size_t n) { return json_stringn(n > 0 ? bytes : "", n); }
+static bool is_utf8(const msgpack_object_str *s) {
+    return s->size == 0 || utf8_valid_prefix(s->ptr, s->size) == s->size;
+}
+
+static cop_status text_to_json(json_t **out, const msgpack_object_str *s, cop_error *err) {
+    if (!is_utf8(s)) return cop_fail(err, COP_EFORMAT, "cannot convert a text to JSON: it is not UTF-8");
+    *out = string_of(s->ptr, s->size);
     return *out ? COP_OK : no_memory(err);
 }
 
@@ -52,11 +57,11 @@ static cop_status key_of(char **out, const msgpack_object *key, cop_error *err) 
     if (key->type != MSGPACK_OBJECT_STR)
         return cop_fail(err, COP_EFORMAT, "cannot convert a map to JSON: a key is not text");
     const msgpack_object_str *s = &key->via.str;
-    if (memchr(s->ptr, 0, s->size) || utf8_valid_prefix(s->ptr, s->size) != s->size)
+    if (!is_utf8(s) || (s->size > 0 && memchr(s->ptr, 0, s->size)))
         return cop_fail(err, COP_EFORMAT, "cannot convert a map to JSON: a key is not UTF-8, or holds NUL");
     *out = mem_alloc((size_t)s->size + 1, 1);
     if (!*out) return no_memory(err);
-    memcpy(*out, s->ptr, s->size);
+    if (s->size > 0) memcpy(*out, s->ptr, s->size);
     (*out)[s->size] = '\0';
     return COP_OK;
 }
@@ -100,7 +105,7 @@ static cop_status scalar_to_json(json_t **out, const msgpack_object *v, cop_erro
         return *out ? COP_OK : no_memory(err);
     case MSGPACK_OBJECT_FLOAT32:
     case MSGPACK_OBJECT_FLOAT64: return real_to_json(out, v->via.f64, err);
-    case MSGPACK_OBJECT_STR: return text_to_json(out, v->via.str.ptr, v->via.str.size, err);
+    case MSGPACK_OBJECT_STR: return text_to_json(out, &v->via.str, err);
     default:
         return cop_fail(err, COP_EFORMAT, "cannot convert a value to JSON: it is binary or an extension");
     }
@@ -191,10 +196,10 @@ static void put(maker *m, const char *key, json_t *value) {
 }
 
 static void put_text(maker *m, const char *key, const char *bytes, size_t n) {
-    if (utf8_valid_prefix(bytes, n) != n)
+    if (n > 0 && utf8_valid_prefix(bytes, n) != n)
         refuse(m, key, "is not UTF-8");
     else
-        put(m, key, json_stringn(bytes, n));
+        put(m, key, string_of(bytes, n));
 }
 
 static void put_shared(maker *m, const char *key, json_t *value) {
@@ -350,25 +355,24 @@ static json_t *tool_call(maker *m, const msgpack_object *call) {
                          *tool = is_map ? shard_find(call, "tool") : NULL,
                          *ok = is_map ? shard_find(call, "ok") : NULL;
     if (!at || !tool || !ok || !is_u32(at) || at->via.u64 >= m->n_tokens || !is_text(tool) ||
-        ok->type != MSGPACK_OBJECT_BOOLEAN ||
-        utf8_valid_prefix(tool->via.str.ptr, tool->via.str.size) != tool->via.str.size) {
+        ok->type != MSGPACK_OBJECT_BOOLEAN || !is_utf8(&tool->via.str)) {
         refuse(m, "tool_calls", "holds something else than {at, tool, ok}, with `at` a place in \"tokens\"");
         return NULL;
     }
     return json_pack("{s:I, s:o, s:b}", "at", (json_int_t)at->via.u64, "tool",
-                     json_stringn(tool->via.str.ptr, tool->via.str.size), "ok", (int)ok->via.boolean);
+                     string_of(tool->via.str.ptr, tool->via.str.size), "ok", (int)ok->via.boolean);
 }
 
 static json_t *weights_run(maker *m, const msgpack_object *run) {
     const msgpack_object_array *a = &run->via.array;
     if (run->type != MSGPACK_OBJECT_ARRAY || a->size != 3 || !is_u32(&a->ptr[0]) ||
         a->ptr[1].type != MSGPACK_OBJECT_POSITIVE_INTEGER || !is_text(&a->ptr[2]) ||
-        utf8_valid_prefix(a->ptr[2].via.str.ptr, a->ptr[2].via.str.size) != a->ptr[2].via.str.size) {
+        !is_utf8(&a->ptr[2].via.str)) {
         refuse(m, "weights", "holds something else than [start, version, digest]");
         return NULL;
     }
     return json_pack("[I, o, o]", (json_int_t)a->ptr[0].via.u64, json_u64(a->ptr[1].via.u64),
-                     json_stringn(a->ptr[2].via.str.ptr, a->ptr[2].via.str.size));
+                     string_of(a->ptr[2].via.str.ptr, a->ptr[2].via.str.size));
 }
 
 /* An array of things that `item` converts. */

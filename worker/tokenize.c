@@ -8,29 +8,9 @@
 #include "worker/json_ids.h"
 #include "worker/jsonl.h"
 #include "worker/messages.h"
+#include "worker/open_tokenizer.h"
 
-/* ---- The tokenizer, from --model or --tokenizer. */
-
-static cop_status open_of_model(tokenizer **t, const model_options *m, cop_error *err) {
-    checkpoint_options options = model_checkpoint_options(m);
-    checkpoint *c;
-    cop_status status = checkpoint_open(&c, m->model, &options, err);
-    if (status != COP_OK) return status;
-    const char *path = checkpoint_tokenizer_path(c);
-    if (path)
-        status = tokenizer_open(t, path, err);
-    else
-        status = cop_fail(err, COP_ENOTFOUND,
-                          "could not find a tokenizer for the model \"%s\": give --tokenizer PATH", m->model);
-    int vocab = checkpoint_arch(c)->vocab;
-    checkpoint_close(c);
-    if (status != COP_OK || tokenizer_vocab(*t) == vocab) return status;
-    status = cop_fail(err, COP_EINVAL, "the tokenizer has %d tokens, the model \"%s\" has %d",
-                      tokenizer_vocab(*t), m->model, vocab);
-    tokenizer_close(*t);
-    *t = NULL;
-    return status;
-}
+/* ---- The command line. */
 
 /* Parse the command line and open the tokenizer.  -1, or the exit status. */
 static int start(const command *c, int argc, char **argv, tokenizer **t) {
@@ -40,13 +20,11 @@ static int start(const command *c, int argc, char **argv, tokenizer **t) {
     int exit_status = options_parse(c, rows, n_rows, argc, argv, 0, &n_args);
     if (exit_status >= 0) return exit_status;
     cop_error err;
-    *t = NULL;
     if (!m.model && !m.tokenizer) {
         cop_fail(&err, COP_EINVAL, "%s needs --model PATH or --tokenizer PATH", c->name);
         return tell_error(&err, 2);
     }
-    cop_status status = m.model ? open_of_model(t, &m, &err) : tokenizer_open(t, m.tokenizer, &err);
-    return status == COP_OK ? -1 : tell_error(&err, 1);
+    return open_tokenizer(t, &m, &err) == COP_OK ? -1 : tell_error(&err, 1);
 }
 
 static int run(const command *c, int argc, char **argv, jsonl_fn fn) {
