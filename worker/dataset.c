@@ -417,7 +417,7 @@ static cop_status check_sizes(const dataset_writer *w, const json_t *manifest, c
         shard_name(name, i);
         uint64_t due = manifest_shard_at(manifest, i).bytes;
         struct stat st;
-        if (fstatat(w->dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
+        if (fstatat(w->dir_fd, name, &st, 0) != 0)
             return cop_fail(err, COP_EIO, "could not find \"%s\" of the data set \"%s\": %s", name, w->dir,
                             strerror(errno));
         if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != due)

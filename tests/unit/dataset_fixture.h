@@ -320,6 +320,25 @@ static cop_status run_job(const job *j, cop_error *err) {
 
 /* ---- What must be there at the end. */
 
+static void check_lines(const char *path, const manifest_shard *s) {
+    cop_error err;
+    record_source *source;
+    const shard_view *v;
+    bool more;
+    uint64_t first = 0, last = 0, n = 0;
+    assert_int_equal(record_source_open(&source, path, &err), COP_OK);
+    for (;; n++) {
+        assert_int_equal(record_source_next(source, &v, &more, &err), COP_OK);
+        if (!more) break;
+        if (n == 0) first = v->line;
+        last = v->line;
+    }
+    record_source_close(source);
+    assert_int_equal(n, s->counts.records);
+    assert_int_equal(first, s->first_line);
+    assert_int_equal(last, s->last_line);
+}
+
 static void check_shard(const char *dir, const json_t *manifest, size_t i, dataset_counts *sum) {
     manifest_shard s = manifest_shard_at(manifest, i);
     char path[512], name[SHARD_NAME_CHARS], hex[40] = "";
@@ -333,6 +352,7 @@ static void check_shard(const char *dir, const json_t *manifest, size_t i, datas
     for (int k = 0; k < 16; k++) snprintf(hex + 2 * k, 3, "%02x", canonical.digest[k]);
     assert_string_equal(hex, s.xxh128);
     free(bytes);
+    check_lines(path, &s);
     dataset_counts_add(sum, &s.counts);
 }
 

@@ -174,7 +174,12 @@ static void test_what_the_manifest_tells_is_durable(void **state) {
     finish_and_check(&j);
     assert_true(volatile_state.n_shards >= 3);
     assert_false(volatile_state.shard || volatile_state.entry || volatile_state.temporary);
+}
+
+static int stop_watching(void **state) {
+    (void)state;
     volatile_state.watching = false;
+    return 0;
 }
 
 /* ---- Errors of the disk. */
@@ -222,6 +227,33 @@ static void test_the_same_writer_may_try_again(void **state) {
     }
 }
 
+/* The manifest that completes a shard was renamed, though an error came after: the shard must not grow. */
+static void test_a_shard_that_may_be_told_complete_grows_no_more(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("told"));
+    j.shard_bytes = 1;
+    cop_error err;
+    dataset_writer *w;
+    bool fired = true;
+    for (int n = 0; fired; n++) {
+        shell("rm -rf '%s'", j.dir);
+        assert_int_equal(open_job(&w, &j, &err), COP_OK);
+        assert_int_equal(append_line(w, 0, &err), COP_OK);
+        arm(FAIL, 9); /* create, write, two fsyncs, five calls for the manifest, and the folder's fsync */
+        assert_int_equal(dataset_flush(w, &err), COP_EIO);
+        assert_non_null(strstr(err.message, "manifest.json"));
+        arm(NO_FAULT, 0);
+        assert_int_equal(append_line(w, 1, &err), COP_OK);
+        arm(FAIL, n);
+        cop_status status = dataset_flush(w, &err);
+        fired = fault.fired;
+        arm(NO_FAULT, 0);
+        assert_int_equal(status, fired ? COP_EIO : COP_OK);
+        dataset_close(w);
+        finish_and_check(&j);
+    }
+}
+
 /* A short write: what was written is cut off at once, so that readers see whole frames. */
 static void test_a_torn_frame_is_cut_off_at_once(void **state) {
     (void)state;
@@ -242,6 +274,26 @@ static void test_a_torn_frame_is_cut_off_at_once(void **state) {
     assert_int_equal(dataset_flush(w, &err), COP_OK);
     dataset_close(w);
     check_records(j.dir, 0, 1, JOB_LINES + 1);
+}
+
+/* Records may be behind what the manifest notes, never before it. */
+static void test_a_note_is_written_before_the_records(void **state) {
+    (void)state;
+    job j = job_defaults(in_scratch("note"));
+    cop_error err;
+    dataset_writer *w;
+    assert_int_equal(open_job(&w, &j, &err), COP_OK);
+    dataset_note(w, "input", json_pack("{s:i}", "lines", 7));
+    assert_int_equal(append_line(w, 0, &err), COP_OK);
+    arm(FAIL, 6); /* writing the manifest takes six calls, the next makes the shard */
+    assert_int_equal(dataset_flush(w, &err), COP_EIO);
+    arm(NO_FAULT, 0);
+    assert_non_null(strstr(err.message, "could not create"));
+    json_t *m;
+    assert_int_equal(manifest_read(&m, j.dir, &err), COP_OK);
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(m, "input"), "lines")), 7);
+    json_decref(m);
+    dataset_close(w);
 }
 
 /* ---- Torn and damaged shards. */
@@ -296,9 +348,11 @@ static void test_a_shard_cut_anywhere_goes_on(void **state) {
         check_records(j.dir, 0, 1, whole);
         finish_and_check(&j);
     }
-    /* Zeros in place of the last frame, as a power failure may leave them. */
-    memset(bytes + starts[n_frames - 1], 0, n - starts[n_frames - 1]);
-    restore(shard, bytes, n, manifest, text, n_text);
+    /* Zeros in place of the last frame and far beyond, as a power failure may leave them. */
+    uint8_t *zeros = calloc(1, n + 5000);
+    memcpy(zeros, bytes, starts[n_frames - 1]);
+    restore(shard, zeros, n + 5000, manifest, text, n_text);
+    free(zeros);
     finish_and_check(&j);
     free(bytes);
     free(text);
@@ -678,10 +732,12 @@ int main(void) {
         cmocka_unit_test(test_crashes_again_and_again),
         cmocka_unit_test(test_a_full_shard_becomes_complete_on_opening),
         cmocka_unit_test(test_an_empty_shard_is_no_part_of_a_complete_set),
-        cmocka_unit_test(test_what_the_manifest_tells_is_durable),
+        cmocka_unit_test_teardown(test_what_the_manifest_tells_is_durable, stop_watching),
         cmocka_unit_test(test_a_full_disk_is_told_and_a_rerun_goes_on),
         cmocka_unit_test(test_the_same_writer_may_try_again),
+        cmocka_unit_test(test_a_shard_that_may_be_told_complete_grows_no_more),
         cmocka_unit_test(test_a_torn_frame_is_cut_off_at_once),
+        cmocka_unit_test(test_a_note_is_written_before_the_records),
         cmocka_unit_test(test_a_shard_cut_anywhere_goes_on),
         cmocka_unit_test(test_a_flipped_byte_is_torn_at_the_end_and_damage_elsewhere),
         cmocka_unit_test(test_records_that_are_none_are_refused),
