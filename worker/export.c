@@ -28,13 +28,26 @@ static cop_status add_text(json_t *sample, const tokenizer *t, cop_error *err) {
     return status;
 }
 
-static cop_status write_all(sample_source *s, FILE *out, const tokenizer *t, cop_error *err) {
+typedef struct exported {
+    const tokenizer *text; /* decode with it; NULL: not */
+    double min_reward;
+    bool has_min_reward;
+} exported;
+
+/* Samples that are judged lower stay out, those without a reward and lines without samples too. */
+static bool is_wanted(const exported *e, const json_t *sample) {
+    const json_t *reward = json_object_get(sample, "reward");
+    return !e->has_min_reward || (json_is_number(reward) && json_number_value(reward) >= e->min_reward);
+}
+
+static cop_status write_all(sample_source *s, FILE *out, const exported *e, cop_error *err) {
     json_t *samples, *o;
     size_t i;
     cop_status status;
     while ((status = sample_source_next(s, &samples, err)) == COP_OK && samples) {
         json_array_foreach(samples, i, o) {
-            if (t && status == COP_OK) status = add_text(o, t, err);
+            if (status != COP_OK || !is_wanted(e, o)) continue;
+            if (e->text) status = add_text(o, e->text, err);
             if (status == COP_OK && !jsonl_print(out, o))
                 status = cop_fail(err, COP_EIO, "could not write the output: %s", strerror(errno));
         }
@@ -69,25 +82,34 @@ static cop_status close_output(FILE *out, const char *file, cop_status status, c
     return status;
 }
 
-static cop_status export(const char *path, const char *file, const tokenizer *t, cop_error *err) {
+static cop_status export(const char *path, const char *file, exported *e, bool text, const model_options *m,
+                         cop_error *err) {
     sample_source *s;
     FILE *out;
+    tokenizer *t = NULL;
     cop_status status = sample_source_open(&s, path, err);
     if (status != COP_OK) return status;
-    status = open_output(&out, file, err);
+    if (text) status = find_tokenizer(&t, m, sample_source_manifest(s), err);
+    if (status == COP_OK && text && !t)
+        status = cop_fail(err, COP_EINVAL, "--text needs a tokenizer: give --model PATH or --tokenizer PATH");
+    e->text = t;
+    if (status == COP_OK) status = open_output(&out, file, err);
     if (status == COP_OK) {
-        status = close_output(out, file, write_all(s, out, t, err), err);
+        status = close_output(out, file, write_all(s, out, e, err), err);
         tell_state(s);
     }
+    tokenizer_close(t);
     sample_source_close(s);
     return status;
 }
 
 static int run(int argc, char **argv) {
     model_options m = model_options_defaults();
-    const char *to = NULL, *file = NULL;
+    const char *to = "jsonl", *file = NULL;
     bool text = false;
-    option_spec rows[MODEL_OPTION_ROWS + 3] = {
+    exported e = {0};
+    enum { N_ROWS = 4 };
+    option_spec rows[MODEL_OPTION_ROWS + N_ROWS] = {
         {.name = "to", .kind = OPTION_STRING, .value = &to, .arg = "jsonl", .help = "the format"},
         {.name = "output",
          .letter = 'o',
@@ -98,27 +120,27 @@ static int run(int argc, char **argv) {
         {.name = "text",
          .kind = OPTION_FLAG,
          .value = &text,
-         .help = "add the decoded text to samples that lack it, with the tokenizer of --model"},
+         .help =
+             "add the decoded text to samples that lack it, with the tokenizer of --model or of the model "
+             "that made the data set"},
+        {.name = "min-reward",
+         .kind = OPTION_REAL,
+         .value = &e.min_reward,
+         .arg = "R",
+         .help = "only samples with a reward of at least R",
+         .given = &e.has_min_reward},
     };
-    int n_args, n_rows = 3 + model_option_rows(&m, false, rows + 3);
+    int n_args, n_rows = N_ROWS + model_option_rows(&m, false, rows + N_ROWS);
     int exit_status = options_parse(&command_export, rows, n_rows, argc, argv, 1, &n_args);
     if (exit_status >= 0) return exit_status;
     cop_error err;
-    if (n_args != 1 || !to || strcmp(to, "jsonl") != 0) {
-        cop_fail(&err, COP_EINVAL, "export needs a path and a format, which is jsonl: %s",
+    if (n_args != 1 || strcmp(to, "jsonl") != 0) {
+        cop_fail(&err, COP_EINVAL, "export needs a path, and its format is jsonl: %s",
                  "coppice export PATH --to jsonl");
         return tell_error(&err, 2);
     }
-    if (text && !m.model && !m.tokenizer) {
-        cop_fail(&err, COP_EINVAL, "--text needs --model PATH or --tokenizer PATH");
-        return tell_error(&err, 2);
-    }
     signal(SIGPIPE, SIG_IGN); /* a reader that went away is told as an error */
-    tokenizer *t = NULL;
-    cop_status status = text ? open_tokenizer(&t, &m, &err) : COP_OK;
-    if (status == COP_OK) status = export(argv[1], file, t, &err);
-    tokenizer_close(t);
-    return status == COP_OK ? 0 : tell_error(&err, 1);
+    return export(argv[1], file, &e, text, &m, &err) == COP_OK ? 0 : tell_error(&err, 1);
 }
 
 const command command_export = {

@@ -91,6 +91,7 @@ static bool in_range(const option_spec *o, double v) { return !has_range(o) || (
  * text explains those, and nothing is shown. */
 static void format_default(const option_spec *o, char *text, size_t size) {
     text[0] = '\0';
+    if (o->given) return; /* what happens without it is no value */
     switch (o->kind) {
     case OPTION_FLAG:
     case OPTION_LIST: return;

@@ -19,22 +19,6 @@ typedef struct choices {
     bool has_limit;
 } choices;
 
-/* ---- The tokenizer: --model, or the model that the data set was made with, or none. */
-
-static cop_status find_tokenizer(tokenizer **t, const model_options *m, const json_t *manifest,
-                                 cop_error *err) {
-    *t = NULL;
-    if (m->model || m->tokenizer) return open_tokenizer(t, m, err);
-    const char *made_with = json_string_value(json_object_get(json_object_get(manifest, "about"), "model"));
-    if (!made_with || access(made_with, F_OK) != 0) return COP_OK;
-    model_options guess = model_options_defaults();
-    guess.model = made_with;
-    cop_error why;
-    if (open_tokenizer(t, &guess, &why) != COP_OK)
-        fprintf(stderr, "coppice: note: without a tokenizer: %s\n", why.message);
-    return COP_OK;
-}
-
 /* ---- Leafing. */
 
 /* An error may quote the input: nothing of that is to reach the terminal as a control character. */

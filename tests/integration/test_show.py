@@ -189,8 +189,20 @@ def test_export_refuses_what_is_no_data_set(samples, tmp_path):
     for path, word in [(tmp_path / "noise", "noise"), (tmp_path / "none", "No such file"), (tmp_path, "manifest")]:
         rc, out, err = coppice("export", path, "--to", "jsonl")
         assert rc == 1 and out == "" and word in err
-    for options in ([], ["--to", "csv"], ["--to", "jsonl", "--text"]):
-        assert coppice("export", tmp_path / "broken.zst", *options)[0] == 2
+    assert coppice("export", tmp_path / "broken.zst", "--to", "csv")[0] == 2
+    rc, out, err = coppice("export", tmp_path / "broken.zst", "--text")
+    assert rc == 1 and out == "" and "--text needs a tokenizer" in err
+
+
+def test_export_leaves_out_what_is_judged_lower(samples, tmp_path):
+    record = record_of([s for s in samples if s["prompt"] == 1])
+    n = len(record["samples"])
+    record["rewards"] = [None, 0.25, *range(2, n)]
+    path = shard(tmp_path / "judged.zst", [record, {"line": 9, "prompt_id": "9", "input": None, "error": "no"}])
+    rc, out, _ = coppice("export", path, "--min-reward", "0.25")
+    assert rc == 0 and [json.loads(line)["reward"] for line in out.splitlines()] == [0.25, *range(2, n)]
+    rc, out, _ = coppice("export", path, "--min-reward", "2")
+    assert rc == 0 and len(out.splitlines()) == n - 2
 
 
 # ---- show
