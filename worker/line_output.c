@@ -15,6 +15,7 @@
 
 #define FLUSH_SECONDS 10.0 /* results are in the file after that, however few they are */
 #define TICK_SECONDS 0.1
+#define PROGRAM_END_SECONDS 5.0 /* that a reward program has to end after its last answer */
 
 /* A line whose samples wait for their rewards. */
 typedef struct judged {
@@ -36,7 +37,8 @@ struct line_output {
     line_job *end; /* the last job, once it came */
     judged *first, *newest;
     reward_tally *tally;
-    dataset_counts counts;
+    dataset_counts counts;    /* written */
+    dataset_counts generated; /* the same with the samples that were not kept */
     double unflushed_since;
     progress *progress;
     bool complete;
@@ -183,7 +185,9 @@ static cop_status write_line(line_output *w, line_job *j, const double *rewards,
         status =
             w->o.dataset ? append_line(w, j, keeps, rewards, &c, err) : print_line(w, j, keeps, rewards, err);
     if (status == COP_OK) {
+        dataset_counts all = count_line(j, NULL);
         dataset_counts_add(&w->counts, &c);
+        dataset_counts_add(&w->generated, &all);
         if (rewards) reward_tally_add(w->tally, rewards, j->n);
     }
     atomic_fetch_sub(&w->run->held_bytes, j->n_bytes);
@@ -299,9 +303,10 @@ static cop_status flush(line_output *w, bool due, cop_error *err) {
 }
 
 static progress_state progress_of(const line_output *w) {
-    return (progress_state){.lines = w->counts.records,
-                            .samples = w->counts.samples,
-                            .tokens = w->counts.sampled_tokens + w->counts.forced_tokens,
+    const dataset_counts *g = &w->generated;
+    return (progress_state){.lines = g->records,
+                            .samples = g->samples,
+                            .tokens = g->sampled_tokens + g->forced_tokens,
                             .n_lines = w->o.n_lines};
 }
 
@@ -325,6 +330,13 @@ static cop_status take_finished(line_output *w, double until, cop_error *err) {
     return status;
 }
 
+/* A reward too many tells that they belong to other samples than it seemed. */
+static cop_status expect_no_more(line_output *w, cop_error *err) {
+    double extra;
+    bool has;
+    return reward_take(w->o.program, clock_seconds() + PROGRAM_END_SECONDS, &extra, &has, err);
+}
+
 /* Wait for the rewards that are owing, and close the data set. */
 static cop_status finish(line_output *w, cop_error *err) {
     cop_status status = COP_OK;
@@ -333,6 +345,7 @@ static cop_status finish(line_output *w, cop_error *err) {
         status = write_judged(w, clock_seconds() + TICK_SECONDS, err);
         show(w);
     }
+    if (status == COP_OK && w->o.program) status = expect_no_more(w, err);
     if (status != COP_OK || run_stopped(w->run)) return status;
     w->complete = true;
     if (!w->o.dataset) return flush(w, true, err);
@@ -376,7 +389,7 @@ cop_status line_output_open(line_output **out, const line_output_options *o, que
     line_output *w = mem_zalloc(1, sizeof *w);
     if (!w) return cop_fail(err, COP_ENOMEM, "could not start to write");
     *w = (line_output){.o = *o, .finished = finished, .run = state, .tally = tally};
-    if (o->dataset) w->counts = *dataset_totals(o->dataset);
+    if (o->dataset) w->counts = w->generated = *dataset_totals(o->dataset);
     progress_state start = progress_of(w);
     w->progress = progress_open("generate", &start, o->quiet);
     int failed = pthread_create(&w->thread, NULL, run, w);

@@ -382,8 +382,9 @@ def test_a_program_may_answer_at_the_end(tmp_path):
     assert [x for r in records(tmp_path / "out") for x in r["rewards"]] == list(range(1, 81))
 
 
-@pytest.mark.parametrize("program,told", [("head -n 3 | wc -c", "status"), ("cat", "line 1"), ("exit 3", "3"),
-                                          ("no-such-program-here", "127")])
+@pytest.mark.parametrize("program,told", [("head -n 3 | wc -c", "ended"), ("cat", "line 1"), ("exit 3", "3"),
+                                          ("no-such-program-here", "127"),
+                                          ("awk '{print 1} END {print 2}'", "81")])
 def test_a_program_that_fails_stops_the_run_and_a_rerun_goes_on(tmp_path, program, told):
     source = write_lines(tmp_path / "p.jsonl", questions(20))
     p = generate(source, tmp_path / "out", *OPTIONS, "--reward", program)
