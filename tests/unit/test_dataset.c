@@ -1,6 +1,8 @@
 /* Data sets on disk: whatever stops the process, the same command goes on and each record stands once. */
 #include "tests/unit/dataset_fixture.h"
 
+#include <zstd.h>
+
 static size_t file_size(const char *path) {
     struct stat st;
     assert_int_equal(stat(path, &st), 0);
@@ -564,8 +566,9 @@ static void test_a_complete_set_stays_as_it_is(void **state) {
 
 /* ---- Hostile manifests and streams. */
 
-#define SHARD(more)                                                                                          \
-    "{\"file\": \"shard-00000.zst\", \"bytes\": 9, \"xxh128\": \"00000000000000000000000000000000\", "       \
+#define SHARD(number, more)                                                                                  \
+    "{\"file\": \"shard-0000" number                                                                         \
+    ".zst\", \"bytes\": 9, \"xxh128\": \"00000000000000000000000000000000\", "                               \
     "\"records\": 1, \"errors\": 0, \"samples\": 1, \"sampled_tokens\": 1, \"forced_tokens\": 0, " more "}"
 #define MANIFEST(state, shards)                                                                              \
     "{\"format\": \"coppice.shards\", \"version\": 1, \"state\": \"" state "\", \"shards\": " shards "}"
@@ -584,12 +587,13 @@ static void test_manifests_that_are_none_are_refused(void **state) {
         MANIFEST("running", "{}"),
         MANIFEST("running", "[7]"),
         MANIFEST("running", "[{\"file\": \"../../etc/passwd\"}]"),
-        MANIFEST("running", "[" SHARD("\"first_line\": 2, \"last_line\": 1") "]"),
-        MANIFEST("running", "[" SHARD("\"first_line\": 0, \"last_line\": \"18446744073709551615\"") "]"),
-        MANIFEST("running", "[" SHARD("\"first_line\": 0, \"last_line\": -1") "]"),
-        MANIFEST("running", "[" SHARD("\"first_line\": 0") "]"),
-        MANIFEST("running", "[" SHARD("\"first_line\": 0, \"last_line\": 1") ", " SHARD(
-                                "\"first_line\": 2, \"last_line\": 3") "]"),
+        MANIFEST("running", "[" SHARD("0", "\"first_line\": 2, \"last_line\": 1") "]"),
+        MANIFEST("running", "[" SHARD("0", "\"first_line\": 0, \"last_line\": \"18446744073709551615\"") "]"),
+        MANIFEST("running", "[" SHARD("0", "\"first_line\": 0, \"last_line\": -1") "]"),
+        MANIFEST("running", "[" SHARD("0", "\"first_line\": 0") "]"),
+        MANIFEST("running", "[" SHARD("1", "\"first_line\": 0, \"last_line\": 1") "]"),
+        MANIFEST("running", "[" SHARD("0", "\"first_line\": 0, \"last_line\": 3") ", " SHARD(
+                                "1", "\"first_line\": 3, \"last_line\": 4") "]"),
     };
     job j = job_defaults(in_scratch("hostile"));
     mkdir(j.dir, 0777);
@@ -606,7 +610,9 @@ static void test_manifests_that_are_none_are_refused(void **state) {
         assert_string_equal(still, bad[i]);
         free(still);
     }
-    static const char good[] = MANIFEST("running", "[" SHARD("\"first_line\": 0, \"last_line\": 1") "]");
+    static const char good[] =
+        MANIFEST("running", "[" SHARD("0", "\"first_line\": 0, \"last_line\": 3") ", " SHARD(
+                                "1", "\"first_line\": 4, \"last_line\": 4") "]");
     write_file(path, good, sizeof good - 1);
     assert_int_equal(manifest_read(&m, j.dir, &err), COP_OK);
     json_decref(m);
@@ -662,15 +668,32 @@ static void test_a_broken_shard_is_told_with_its_offset(void **state) {
     free(bytes);
 }
 
-/* A frame far longer than a block, in which single records are longer than FRAME_BYTES. */
+/* The only record of `path` has these bytes. */
+static void check_only_record(const char *path, const wire_buffer *due) {
+    cop_error err;
+    record_source *s;
+    const shard_view *v;
+    bool more;
+    assert_int_equal(record_source_open(&s, path, &err), COP_OK);
+    if (record_source_next(s, &v, &more, &err) != COP_OK) fail_msg("%s", err.message);
+    assert_true(more);
+    assert_int_equal(v->n_bytes, due->n);
+    assert_memory_equal(v->bytes, due->bytes, due->n);
+    assert_int_equal(record_source_next(s, &v, &more, &err), COP_OK);
+    assert_false(more);
+    record_source_close(s);
+}
+
+/* A record far longer than a frame's worth; and in a frame of another program, without a checksum. */
 static void test_large_records_come_back(void **state) {
     (void)state;
     job j = job_defaults(in_scratch("large"));
     cop_error err;
     dataset_writer *w;
-    char *text = malloc(3 << 20);
-    for (size_t i = 0; i < 3 << 20; i++) text[i] = (char)('a' + i * i % 23);
-    shard_failure f = {.line = 4, .prompt_id = wire_text_of("4"), .error = {text, 3 << 20}};
+    const size_t n = 3 << 20;
+    char *text = malloc(n);
+    for (size_t i = 0; i < n; i++) text[i] = (char)('a' + i * i % 23);
+    shard_failure f = {.line = 4, .prompt_id = wire_text_of("4"), .error = {text, n}};
     wire_buffer b;
     assert_true(shard_encode_failure(&b, &f, NULL));
     assert_int_equal(open_job(&w, &j, &err), COP_OK);
@@ -679,16 +702,14 @@ static void test_large_records_come_back(void **state) {
     assert_false(dataset_has_unflushed(w));
     assert_int_equal(dataset_finish(w, &err), COP_OK);
     dataset_close(w);
-    record_source *s;
-    const shard_view *v;
-    bool more;
-    assert_int_equal(record_source_open(&s, j.dir, &err), COP_OK);
-    assert_int_equal(record_source_next(s, &v, &more, &err), COP_OK);
-    assert_int_equal(v->n_bytes, b.n);
-    assert_memory_equal(v->bytes, b.bytes, b.n);
-    assert_int_equal(record_source_next(s, &v, &more, &err), COP_OK);
-    assert_false(more);
-    record_source_close(s);
+    check_only_record(j.dir, &b);
+    size_t cap = ZSTD_compressBound(b.n);
+    uint8_t *plain = malloc(cap);
+    size_t n_plain = ZSTD_compress(plain, cap, b.bytes, b.n, 1);
+    assert_false(ZSTD_isError(n_plain));
+    write_file(in_scratch("plain.zst"), plain, n_plain);
+    check_only_record(in_scratch("plain.zst"), &b);
+    free(plain);
     wire_buffer_free(&b, NULL);
     free(text);
 }
