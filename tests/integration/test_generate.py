@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 
+import coppice
 import msgpack
 import numpy as np
 import pytest
@@ -116,6 +117,18 @@ def test_the_samples_are_those_of_stdout(source, whole):
         assert np.array(o["tokens"], "<u4").tobytes() == s["tokens"] and bytes(o["mask"]) == s["mask"]
         assert np.array(o["logprobs"], "<f4").tobytes() == s["logprobs"]
         assert np.array(o["prompt_tokens"], "<u4").tobytes() == r["prompt_tokens"] and o["input"] == r["input"]
+
+
+def test_the_python_package_reads_it(source, whole, tmp_path):
+    found = list(coppice.read_dataset(whole))
+    assert [r.line for r in found] == list(range(300)) and found[7].input["note"] == 7
+    for r, raw in zip(found, records(whole)):
+        assert r.prompt_tokens.tobytes() == raw["prompt_tokens"] and r.rewards is None and r.error is None
+        assert [s.tokens.tobytes() for s in r.samples] == [s["tokens"] for s in raw["samples"]]
+    torn = tmp_path / "torn.zst"
+    torn.write_bytes(shards(whole)[0].read_bytes()[:-3])
+    with pytest.raises(coppice.ProtocolError, match="ends within a frame"):
+        list(coppice.read_shard(torn))
 
 
 def test_a_finished_command_says_so(source, whole):

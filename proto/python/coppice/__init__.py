@@ -7,6 +7,7 @@
             print(sample.sample, sample.finish, sample.text)
 """
 from .client import Client, Rollout
+from .dataset import Record, read_dataset, read_shard
 from .errors import (Asleep, BadRequest, ConnectionLost, CoppiceError, Draining, DuplicateId, InternalError, ModelError,
                      NotFound, Overloaded, ProtocolError, RequestTimeout, Timeout, TooLarge, TooLong, UnknownType,
                      Unsupported)
@@ -15,5 +16,6 @@ from .sample import Sample, Score, Scores, Text, ToolCall, WeightsRun
 __version__ = "0.1.0"
 
 __all__ = ["Asleep", "BadRequest", "Client", "ConnectionLost", "CoppiceError", "Draining", "DuplicateId", "InternalError",
-           "ModelError", "NotFound", "Overloaded", "ProtocolError", "RequestTimeout", "Rollout", "Sample", "Score", "Scores",
-           "Text", "Timeout", "ToolCall", "TooLarge", "TooLong", "UnknownType", "Unsupported", "WeightsRun"]
+           "ModelError", "NotFound", "Overloaded", "ProtocolError", "Record", "RequestTimeout", "Rollout", "Sample", "Score", "Scores",
+           "Text", "Timeout", "ToolCall", "TooLarge", "TooLong", "UnknownType", "Unsupported", "WeightsRun", "read_dataset",
+           "read_shard"]
