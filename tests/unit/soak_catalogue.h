@@ -10,7 +10,7 @@
 
 enum {
     N_PROMPTS = 16,
-    N_SAMPLINGS = 8,
+    N_SAMPLINGS = 10,
     N_INDICES = 8, /* sample indices */
     N_SCORINGS = 3,
     LONGEST_PROMPT = 300,
@@ -103,6 +103,10 @@ static inline void catalogue_fill_samplings(catalogue *c) {
     to[4].has_stop_tokens = true, to[4].stop_tokens = c->stop_tokens, to[4].n_stop_tokens = 64;
     to[5].max_tokens = 1;
     to[6].max_tokens = 64, to[6].temperature = 1.3, to[6].logprobs = to[6].model_logprobs = false;
+    to[8].max_tokens = 50, to[8].temperature = 1.5, to[8].entropy = true, to[8].min_tokens = 3;
+    static const stop_string strings[] = {{"2", 1}, {" is", 3}, {"<|output_end|>", 14}};
+    to[8].stop_strings = strings, to[8].n_stop_strings = 3;
+    to[9].max_tokens = 20, to[9].top_k = 9, to[9].entropy = true, to[9].logprobs = false;
     to[7].max_tokens = 66, to[7].min_tokens = 20, to[7].kept = true, to[7].top_k = 5, to[7].temperature = 3;
 }
 

@@ -25,6 +25,8 @@ enum { N_CATALOGUES = sizeof catalogues / sizeof catalogues[0] };
 /* What was seen, to tell and to be sure that the soak did what it is for. */
 static struct {
     long episodes, rollouts, scores, samples, continued, cancelled, cut_short, abandoned, waits, tokens;
+    long settled;                        /* samples cancelled because enough had ended */
+    long stopped;                        /* by a string */
     uint64_t preemptions, cached_tokens; /* of the engines */
 } seen;
 
@@ -60,6 +62,8 @@ typedef struct flight {
     uint32_t index;
     int cut;
     bool told[MOST_PROMPTS][N_INDICES];
+    uint32_t enough; /* samples of each prompt that have to end; 0: all */
+    uint32_t n_ended[MOST_PROMPTS];
     int n_told;
 } flight;
 
@@ -104,11 +108,18 @@ static void check_sample(const sample_result *got, const sample *want, int skip,
             wrong("token %d is %d, not %d", i, got->tokens[i], want->tokens[skip + i]);
         if (got->mask[i] != want->mask[skip + i]) wrong("mask %d is %d", i, got->mask[i]);
     }
+    if (!cut_short && !!got->stop_string.bytes != !!want->stop_string)
+        wrong("%s stop string", got->stop_string.bytes ? "a" : "no");
+    if (got->stop_string.bytes && (got->stop_string.n != strlen(want->stop_string) ||
+                                   memcmp(got->stop_string.bytes, want->stop_string, got->stop_string.n)))
+        wrong("stop string \"%.*s\", not \"%s\"", (int)got->stop_string.n, got->stop_string.bytes,
+              want->stop_string);
     if (!cut_short && (got->finish != want->finish || got->stop != want->stop))
         wrong("finish %d at %d, not %d at %d", got->finish, got->stop, want->finish, want->stop);
     if (got->logprobs) check_floats(got->logprobs, want->logprobs + skip, n, "logprob");
     if (got->model_logprobs)
         check_floats(got->model_logprobs, want->model_logprobs + skip, n, "model logprob");
+    if (got->entropy) check_floats(got->entropy, want->entropy + skip, n, "entropy");
     if (got->kept_offsets) check_kept(got, want, skip);
     check_calls(got, want, skip);
 }
@@ -118,7 +129,7 @@ static void soak_sample(void *context, const sample_result *s) {
     if (f->abandoned || f->ended) wrong("a sample after %s", f->ended ? "the end" : "it was abandoned");
     const rollout_sampling *asked = &f->c->samplings[f->sampling];
     if (asked->logprobs != !!s->logprobs || asked->model_logprobs != !!s->model_logprobs ||
-        asked->kept != !!s->kept_offsets)
+        asked->entropy != !!s->entropy || asked->kept != !!s->kept_offsets)
         wrong("arrays that %s", "were not asked for, or the other way round");
     bool mine = s->prompt < (uint32_t)f->n_prompts && (f->alone ? s->sample == f->index : s->sample < f->n);
     if (!mine) wrong("prompt %u, sample %u: nobody asked for it", s->prompt, s->sample);
@@ -126,7 +137,11 @@ static void soak_sample(void *context, const sample_result *s) {
     if (*told) wrong("prompt %u, sample %u was told twice", s->prompt, s->sample);
     *told = true;
     f->n_told++;
-    bool cut_short = f->cancelled && s->finish == FINISH_CANCELLED;
+    bool settled = f->enough > 0 && f->n_ended[s->prompt] >= f->enough;
+    bool cut_short = (f->cancelled || settled) && s->finish == FINISH_CANCELLED;
+    f->n_ended[s->prompt] += s->finish != FINISH_CANCELLED;
+    seen.settled += settled && s->finish == FINISH_CANCELLED;
+    seen.stopped += s->stop_string.bytes != NULL;
     check_sample(s, catalogue_sample(f->c, f->prompts[s->prompt], f->sampling, s->sample), f->cut, cut_short);
     seen.samples++;
     seen.continued += f->cut > 0;
@@ -156,6 +171,9 @@ static void soak_end(flight *f) {
     if (f->abandoned || f->ended) wrong("an end after %s", f->ended ? "the end" : "it was abandoned");
     if (f->n_told != f->n_prompts * (int)f->n && !(f->scoring && f->cancelled))
         wrong("the end after %d of %d", f->n_told, f->n_prompts * (int)f->n);
+    for (int p = 0; f->enough > 0 && !f->cancelled && p < f->n_prompts; p++) {
+        if (f->n_ended[p] < f->enough) wrong("%u samples ended, enough are %u", f->n_ended[p], f->enough);
+    }
     f->ended = true;
 }
 static void soak_done(void *context, const rollout_totals *t) {
@@ -198,7 +216,7 @@ static void ask_for_one(flight *f, rollout_prompt *p) {
     if (once_in(3)) return;
     const sample *whole = catalogue_sample(f->c, f->prompts[0], f->sampling, f->index);
     f->cut = below(whole->n + 1);
-    if (f->cut == whole->n && whole->finish == FINISH_STOP) f->cut--; /* nothing follows a stop token */
+    if (f->cut == whole->n && whole->finish == FINISH_STOP) f->cut--; /* nothing follows a stop */
     p->prefix = whole->tokens;
     p->n_prefix = (size_t)f->cut;
 }
@@ -213,6 +231,8 @@ static void submit_rollout(engine *e, flight *f) {
         prompts[i] = catalogue_prompt(f->c, f->prompts[i]);
     }
     if (f->n_prompts == 1 && once_in(2)) ask_for_one(f, prompts);
+    if (f->n > 1 && once_in(3)) f->enough = (uint32_t)(1 + below((int)f->n));
+    for (int i = 0; i < f->n_prompts; i++) prompts[i].enough = f->enough;
     rollout_spec spec = {.prompts = prompts,
                          .n_prompts = (size_t)f->n_prompts,
                          .n = f->n,
@@ -338,12 +358,14 @@ static void run_episode(uint64_t seed) {
 }
 
 static void tell_progress(uint64_t seed, double seconds) {
-    print_message("%.0f s: next SEED=%llu; %ld episodes, %ld rollouts, %ld scores; %ld samples of %ld tokens "
-                  "compared, %ld continued, %ld cut short; %ld cancelled, %ld abandoned; %llu preemptions, "
-                  "%llu tokens cached\n",
-                  seconds, (unsigned long long)seed, seen.episodes, seen.rollouts, seen.scores, seen.samples,
-                  seen.tokens, seen.continued, seen.cut_short, seen.cancelled, seen.abandoned,
-                  (unsigned long long)seen.preemptions, (unsigned long long)seen.cached_tokens);
+    print_message(
+        "%.0f s: next SEED=%llu; %ld episodes, %ld rollouts, %ld scores; %ld samples of %ld tokens "
+        "compared, %ld continued, %ld cut short, %ld not needed, %ld stopped by a string; %ld cancelled, "
+        "%ld abandoned; %llu preemptions, "
+        "%llu tokens cached\n",
+        seconds, (unsigned long long)seed, seen.episodes, seen.rollouts, seen.scores, seen.samples,
+        seen.tokens, seen.continued, seen.cut_short, seen.settled, seen.stopped, seen.cancelled,
+        seen.abandoned, (unsigned long long)seen.preemptions, (unsigned long long)seen.cached_tokens);
 }
 
 static void every_sample_is_as_if_it_were_alone(void **state) {
@@ -363,6 +385,7 @@ static void every_sample_is_as_if_it_were_alone(void **state) {
     if (seed_text || seconds_text) return; /* by chance: need not hold everything */
     assert_true(seen.samples > 50 && seen.scores > 0 && seen.continued > 0 && seen.cut_short > 0);
     assert_true(seen.abandoned > 0 && seen.waits > 0 && seen.preemptions > 0 && seen.cached_tokens > 0);
+    assert_true(seen.settled > 0 && seen.stopped > 0);
 }
 
 static int close_catalogues(void **state) {
