@@ -15,9 +15,10 @@
 
 /* What can still be started. */
 typedef struct room {
-    int pages;  /* that can be had, but for those that running tasks take soon */
-    int tokens; /* of the step's budget that no task waits for */
-    int rows;   /* but for samples that are still to start of prompts that are listed */
+    int pages;      /* that can be had, but for those that running tasks take soon */
+    int tokens;     /* of the step's budget that no task waits for */
+    int rows;       /* but for samples that are still to start of prompts that are listed */
+    size_t outputs; /* bytes of rows' outputs */
 } room;
 
 static int row_pages(const sequence *s) {
@@ -51,11 +52,25 @@ static int rows_of(const task *t) {
     return t->kind == TASK_ROW;
 }
 
+static size_t output_bytes(const prompt *p) { return row_output_bytes(&p->job->rules, p->limit); }
+
+/* Take room for a row's outputs.  The oldest has it even where there is none. */
+static bool take_outputs(room *r, const prompt *p, bool oldest) {
+    size_t n = output_bytes(p);
+    if (n > r->outputs && !oldest) return false;
+    r->outputs -= n < r->outputs ? n : r->outputs;
+    return true;
+}
+
 static room room_of(const engine *e) {
-    room r = {.pages = kv_pool_available(&e->pool), .tokens = e->o.step_tokens, .rows = e->o.max_rows};
+    room r = {.pages = kv_pool_available(&e->pool),
+              .tokens = e->o.step_tokens,
+              .rows = e->o.max_rows,
+              .outputs = e->o.output_memory};
     for (int i = 0; i < e->n_tasks; i++) {
         const task *t = e->tasks[i];
         r.rows -= rows_of(t);
+        if (t->kind == TASK_ROW) take_outputs(&r, task_row(t)->prompt, true); /* also while it waits */
         if (!t->runs) continue;
         r.pages -= pages_soon(t) - task_sequence(t)->n_pages;
         r.tokens -= budget_tokens(t);
@@ -139,7 +154,7 @@ static bool start_samples(engine *e, int *at, room *r, int *n_drawing) {
     while (p->n_started < p->job->n && !prompt_settled(p)) {
         int n_pages = start_pages(p);
         bool fits = n_pages <= r->pages || *at == 0;
-        if (!p->ready || e->n_rows == e->o.max_rows || !fits) return false;
+        if (!p->ready || e->n_rows == e->o.max_rows || !fits || !take_outputs(r, p, *at == 0)) return false;
         live_row *started;
         cop_error err;
         if (start_sample(e, p, *at, &started, &err) != COP_OK) {
@@ -193,7 +208,10 @@ static bool list_prefixed(engine *e, prompt *p, room *left) {
         return true;
     }
     r->task = (task){.kind = TASK_ROW};
-    if (!run_task(e, &r->task, e->n_tasks == 0, left)) return false;
+    bool oldest = e->n_tasks == 0;
+    if (output_bytes(p) > left->outputs && !oldest) return false;
+    if (!run_task(e, &r->task, oldest, left)) return false;
+    take_outputs(left, p, true);
     p->prepared = NULL;
     p->n_started = 1;
     count_cached(e, p, &r->row.seq);

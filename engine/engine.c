@@ -115,6 +115,7 @@ static cop_status open_engine(engine **out, const arch *a, checkpoint *c, uint64
     e->tokenizer = t;
     e->context = o->context ? o->context : a->context;
     e->max_tokens = o->max_rows + o->step_tokens;
+    if (o->output_memory == 0) e->o.output_memory = (size_t)256 << 20;
     snprintf(e->numerics, sizeof e->numerics, "cop1-%s", o->profile == PRECISION_BF16 ? "bf16" : "f32");
     cop_status status = open_parts(e, c, seed, err);
     if (status != COP_OK) {

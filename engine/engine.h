@@ -29,6 +29,7 @@ typedef struct engine_options {
     int max_rows;         /* rows that hold pages at once */
     int step_tokens;      /* prompt and forced tokens in a step */
     int span_tokens;      /* most tokens of one sequence in a step; 0: step_tokens */
+    size_t output_memory; /* bytes that running rows may need for what they tell of each token; 0: 256 MiB */
     bool no_prefix_cache; /* pages are not found again by later requests */
     bool hold_rows; /* rows wait while any prompt is computed; they then go on in step (for measuring) */
 } engine_options;

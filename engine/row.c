@@ -33,6 +33,12 @@ cop_status row_init(row *r, const row_rules *rules, const int32_t *prompt, int n
     return cop_fail(err, COP_ENOMEM, "could not allocate a sample of %d tokens", limit);
 }
 
+size_t row_output_bytes(const row_rules *rules, int limit) {
+    size_t floats = (size_t)rules->logprobs + (size_t)rules->model_logprobs + (size_t)rules->entropy;
+    size_t kept = rules->kept ? (size_t)rules->kept * sizeof(int32_t) + sizeof(uint32_t) : 0;
+    return (size_t)limit * (sizeof(int32_t) + 1 + floats * sizeof(float) + kept);
+}
+
 void row_free(row *r, kv_pool *pool) {
     if (pool || r->seq.pages) {
         kv_pool none = {0}; /* a row that never ran holds no pages */

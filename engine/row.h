@@ -53,6 +53,9 @@ cop_status row_init(row *r, const row_rules *rules, const int32_t *prompt, int n
                     cop_error *err);
 void row_free(row *r, kv_pool *pool);
 
+/* Bytes of what a row of `limit` tokens tells, at most: all of its arrays. */
+size_t row_output_bytes(const row_rules *rules, int limit);
+
 /* Tokens of the completion so far, a prefix included: the index of the next one. */
 static inline int row_index(const row *r) { return r->seq.n - r->seq.n_head; }
 

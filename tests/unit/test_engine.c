@@ -142,6 +142,38 @@ static void samples_wait_in_order_when_pages_or_rows_are_short(void **state) {
     fixture_close(&f);
 }
 
+static void rows_whose_outputs_do_not_fit_wait_and_tell_the_same(void **state) {
+    (void)state;
+    rollout_prompt p;
+    rollout_spec spec = spec_of(&p, 70, 10, 20);
+    spec.sampling.top_k = 50;
+    spec.sampling.kept = spec.sampling.model_logprobs = true;
+    size_t row_bytes = 20 * (4 + 1 + 4 + 4 + 4 * 50 + 4);
+    const size_t rooms[] = {0, 3 * row_bytes + row_bytes / 2, row_bytes - 1};
+    const uint64_t most_rows[] = {10, 3, 1};
+    outcome got[3];
+    for (int i = 0; i < 3; i++) {
+        engine_options o = options();
+        o.output_memory = rooms[i];
+        fixture f = fixture_open("calc-d4", o);
+        outcome_start(&got[i], f.e, &spec, NULL);
+        uint64_t most = 0;
+        engine_status s;
+        while (engine_step(f.e)) {
+            engine_read_status(f.e, &s);
+            if (s.rows > most) most = s.rows;
+        }
+        assert_int_equal(most, most_rows[i]);
+        assert_int_equal(got[i].n_samples, 10);
+        fixture_close(&f);
+    }
+    for (int i = 1; i < 3; i++) {
+        for (int n = 0; n < 10; n++)
+            assert_same(&got[0].samples[n], &got[i].samples[n], "less room for outputs");
+    }
+    for (int i = 0; i < 3; i++) outcome_free(&got[i], 1);
+}
+
 /* ---- Order. */
 
 typedef struct arrivals {
@@ -467,6 +499,7 @@ int main(void) {
         cmocka_unit_test(wrong_ids_are_refused_with_their_key),
         cmocka_unit_test(a_prompt_is_computed_once_and_its_full_pages_are_shared),
         cmocka_unit_test(samples_wait_in_order_when_pages_or_rows_are_short),
+        cmocka_unit_test(rows_whose_outputs_do_not_fit_wait_and_tell_the_same),
         cmocka_unit_test(what_came_first_ends_first_however_few_pages_there_are),
         cmocka_unit_test(a_pool_of_one_sample_runs_one_after_the_other),
         cmocka_unit_test(what_starts_takes_no_page_that_rows_need_next),

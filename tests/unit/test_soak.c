@@ -290,14 +290,15 @@ static fixture random_engine(catalogue *c, uint64_t seed) {
     o.max_rows = 1 + below(once_in(3) ? 4 : 64);
     int n_pages = most_pages + below(once_in(3) ? 100 : 10);
     o.no_prefix_cache = once_in(3);
+    o.output_memory = once_in(3) ? 1 + (size_t)below(30000) : 0;
     o.kv_memory = (size_t)n_pages * catalogue_page_bytes(c);
     const char *isa = random_isa();
-    snprintf(
-        episode_text, sizeof episode_text,
-        "SEED=%llu %s %s: %d threads, steps of %d, spans of %d, %d rows, %d pages, prefix cache %s, isa %s",
-        (unsigned long long)seed, c->model, c->profile == PRECISION_BF16 ? "bf16" : "f32", o.n_threads,
-        o.step_tokens, o.span_tokens, o.max_rows, n_pages, o.no_prefix_cache ? "off" : "on",
-        isa ? isa : "best");
+    snprintf(episode_text, sizeof episode_text,
+             "SEED=%llu %s %s: %d threads, steps of %d, spans of %d, %d rows, %d pages, outputs %zu, prefix "
+             "cache %s, isa %s",
+             (unsigned long long)seed, c->model, c->profile == PRECISION_BF16 ? "bf16" : "f32", o.n_threads,
+             o.step_tokens, o.span_tokens, o.max_rows, n_pages, o.output_memory,
+             o.no_prefix_cache ? "off" : "on", isa ? isa : "best");
     if (isa) setenv("COPPICE_ISA", isa, 1);
     fixture f = fixture_open(c->model, o);
     unsetenv("COPPICE_ISA");
