@@ -219,6 +219,7 @@ bool request_decode(request **out, const void *bytes, size_t n_bytes, size_t max
     failure->n_id = checked.id.n;
     failure->compress = checked.compress;
     if (valid) *out = unpack(&frame, &checked, allocator, err);
+    if (*out) (*out)->n_bytes = frame.n;
     wire_frame_free(&frame, allocator);
     return *out != NULL;
 }

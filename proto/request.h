@@ -121,6 +121,7 @@ typedef struct request {
     request_type type;
     wire_text id;  /* 1..128 bytes */
     bool compress; /* replies of 512 bytes or more are compressed */
+    size_t n_bytes; /* of the message after expansion */
     union {
         struct {
             wire_text target; /* 1..128 bytes */

@@ -87,3 +87,15 @@ bool backlog_take_frame(backlog *b, zmq_msg_t *frame) {
 }
 
 bool backlog_frames_wait(const backlog *b) { return b->parked || b->first_frame; }
+
+size_t backlog_letters(const backlog *list) {
+    size_t n = 0;
+    for (const backlog *b = list; b; b = b->next) n += b->letter_bytes;
+    return n;
+}
+
+size_t backlog_frames(const backlog *list) {
+    size_t n = 0;
+    for (const backlog *b = list; b; b = b->next) n += b->frame_bytes;
+    return n;
+}

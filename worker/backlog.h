@@ -19,7 +19,8 @@ typedef struct backlog {
     letter *first, *last; /* linked by item.next */
     backlog_frame *first_frame, *last_frame;
     size_t letter_bytes, frame_bytes;
-    bool parked; /* the engine starts nothing for this client, and its frames wait */
+    int n_refused; /* requests that were refused while it is parked: their errors are among the letters */
+    bool parked;   /* the engine starts nothing for this client, and its frames wait */
 } backlog;
 
 /* A list of them, of which each client has at most one.  add: NULL without memory. */
@@ -35,6 +36,10 @@ void backlog_drop_letter(backlog *b);           /* the first one */
  * take: the oldest, into an initialized message; false: none. */
 bool backlog_put_frame(backlog *b, zmq_msg_t *frame);
 bool backlog_take_frame(backlog *b, zmq_msg_t *frame);
+
+/* Of a list: bytes of all letters, and of all frames. */
+size_t backlog_letters(const backlog *list);
+size_t backlog_frames(const backlog *list);
 
 /* Whether a frame that comes now has to wait for others. */
 bool backlog_frames_wait(const backlog *b);

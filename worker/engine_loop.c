@@ -16,10 +16,20 @@ bool client_equal(const client_id *a, const client_id *b) {
     return a->n == b->n && !memcmp(a->bytes, b->bytes, a->n);
 }
 
+static void free_counted(request *r, atomic_size_t *held_bytes) {
+    if (r && held_bytes) atomic_fetch_sub(held_bytes, r->n_bytes);
+    request_free(r);
+}
+
+void parcel_hold(parcel *p, atomic_size_t *held_bytes) {
+    p->held_bytes = held_bytes;
+    atomic_fetch_add(held_bytes, p->request->n_bytes);
+}
+
 void parcel_free(parcel *p) {
     if (!p) return;
     converted_rollout_free(&p->rollout);
-    request_free(p->request);
+    free_counted(p->request, p->held_bytes);
     mem_free(p);
 }
 
@@ -37,20 +47,24 @@ typedef struct flight {
     engine_loop *loop;
     client_id client;
     request *request;
+    atomic_size_t *held_bytes; /* as the parcel's */
     engine_job *job;
     converted_rollout rollout; /* its tokens are kept for prompts that came as text */
     reply_sample
         *held; /* [n_held] samples that wait for their prompt or the whole request; each owns its arrays */
     size_t n_held, cap_held;
+    size_t held_sample_bytes;
     reply_score *scores; /* [n_sequences] each owns its arrays */
     double deadline;     /* of a rollout's timeout */
     bool started;        /* the service has been told */
     bool broken;         /* a reply could not be made: told as an error once the engine is not calling */
+    bool too_much;       /* broken because too many samples wait to be sent together */
 } flight;
 
 struct engine_loop {
     engine *engine;
     const tokenizer *tokenizer;
+    size_t keep_bytes, kept_bytes; /* of samples that wait: at most, and now */
     queue *requests, *replies;
     pthread_t thread;
     flight *flights;
@@ -131,8 +145,9 @@ static void flight_free(flight *f) {
         mem_free((void *)f->scores[i].next_logprobs);
     }
     mem_free(f->scores);
+    f->loop->kept_bytes -= f->held_sample_bytes;
     converted_rollout_free(&f->rollout);
-    request_free(f->request);
+    free_counted(f->request, f->held_bytes);
     mem_free(f);
 }
 
@@ -181,6 +196,21 @@ static void post_samples(flight *f, const reply_sample *samples, size_t n) {
     reply_messages_free(messages, n_messages, &worker_allocator);
 }
 
+/* A sample waits with others: false where those are too many. */
+static bool keep_sample_bytes(flight *f, size_t n) {
+    engine_loop *l = f->loop;
+    f->too_much = l->kept_bytes + n > l->keep_bytes;
+    if (f->too_much) return false;
+    l->kept_bytes += n;
+    f->held_sample_bytes += n;
+    return true;
+}
+
+static void sent_bytes(flight *f, size_t n) {
+    f->loop->kept_bytes -= n;
+    f->held_sample_bytes -= n;
+}
+
 /* Samples that are complete now as `deliver` has it, taken from the held ones. */
 static void deliver_prompt(flight *f, uint32_t prompt) {
     size_t n = 0, wanted = f->request->rollout.n;
@@ -201,7 +231,10 @@ static void deliver_prompt(flight *f, uint32_t prompt) {
     }
     f->n_held = kept;
     post_samples(f, all, n);
-    for (size_t i = 0; i < n; i++) sample_copy_free(&all[i]);
+    for (size_t i = 0; i < n; i++) {
+        sent_bytes(f, sample_copy_bytes(&all[i]));
+        sample_copy_free(&all[i]);
+    }
     mem_free(all);
 }
 
@@ -217,7 +250,8 @@ static void on_sample(void *context, const sample_result *s) {
         sample_copy_free(&owned);
         return;
     }
-    if (!mem_grow((void **)&f->held, &f->cap_held, f->n_held + 1, sizeof *f->held)) {
+    if (!mem_grow((void **)&f->held, &f->cap_held, f->n_held + 1, sizeof *f->held) ||
+        !keep_sample_bytes(f, sample_copy_bytes(&owned))) {
         f->broken = true;
         sample_copy_free(&owned);
         return;
@@ -234,6 +268,15 @@ static int by_place(const void *a, const void *b) {
 
 static void post_broken(flight *f) {
     wire_error e;
+    if (f->too_much) {
+        wire_fail(
+            &e, WIRE_TOO_LARGE, "deliver",
+            "samples that wait to be sent together take more than the %zu bytes of --keep-bytes: ask for "
+            "deliver \"sample\", or for fewer of them at once",
+            f->loop->keep_bytes);
+        post_failure(f, &e);
+        return;
+    }
     wire_fail(&e, WIRE_OVERLOADED, NULL,
               "there was no memory for the results: try again with fewer prompts or samples");
     e.retry_after = 1.0;
@@ -329,6 +372,7 @@ static flight *flight_open(engine_loop *l, parcel *p) {
     f->loop = l;
     f->client = p->client;
     f->request = p->request;
+    f->held_bytes = p->held_bytes;
     f->rollout = p->rollout;
     f->deadline = p->deadline;
     p->request = NULL;
@@ -395,9 +439,26 @@ static void start_rollout(engine_loop *l, parcel *p) {
     }
 }
 
+/* What a score is to tell must fit, all of it at once. */
+static cop_status check_score_bytes(const flight *f, cop_error *err) {
+    const request_score *r = &f->request->score;
+    size_t n = 0, per_token = sizeof(float) + r->top * (sizeof(uint32_t) + sizeof(float));
+    for (size_t i = 0; i < r->n_sequences; i++) n += r->sequences[i].n;
+    if (n <= f->loop->keep_bytes / per_token) return COP_OK;
+    cop_fail(
+        err, COP_ETOOLARGE,
+        "the scores of %zu tokens take %zu bytes each, and together more than the %zu of --keep-bytes: send "
+        "fewer sequences at once, or ask for a smaller top",
+        n, per_token, f->loop->keep_bytes);
+    if (err) snprintf(err->key, sizeof err->key, "sequences");
+    return COP_ETOOLARGE;
+}
+
 static cop_status submit_score(flight *f, cop_error *err) {
     engine_loop *l = f->loop;
     const request_score *r = &f->request->score;
+    cop_status fits = check_score_bytes(f, err);
+    if (fits != COP_OK) return fits;
     int32_t **sequences = mem_zalloc(r->n_sequences, sizeof *sequences);
     size_t *lengths = mem_alloc(r->n_sequences, sizeof *lengths);
     f->scores = mem_zalloc(r->n_sequences, sizeof *f->scores);
@@ -570,13 +631,17 @@ static void *run(void *arg) {
     return NULL;
 }
 
-cop_status engine_loop_open(engine_loop **out, engine *e, const tokenizer *t, queue *requests, queue *replies,
-                            cop_error *err) {
+cop_status engine_loop_open(engine_loop **out, engine *e, const tokenizer *t, size_t keep_bytes,
+                            queue *requests, queue *replies, cop_error *err) {
     *out = NULL;
     engine_loop *l = mem_zalloc(1, sizeof *l);
     if (!l) return cop_fail(err, COP_ENOMEM, "could not allocate the engine's thread");
-    *l = (engine_loop){
-        .engine = e, .tokenizer = t, .requests = requests, .replies = replies, .start = clock_seconds()};
+    *l = (engine_loop){.engine = e,
+                       .tokenizer = t,
+                       .keep_bytes = keep_bytes,
+                       .requests = requests,
+                       .replies = replies,
+                       .start = clock_seconds()};
     int failed = pthread_create(&l->thread, NULL, run, l);
     if (failed) {
         mem_free(l);

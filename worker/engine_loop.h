@@ -8,6 +8,8 @@
 #ifndef COP_ENGINE_LOOP_H
 #define COP_ENGINE_LOOP_H
 
+#include <stdatomic.h>
+
 #include "proto/reply.h"
 #include "worker/convert.h"
 #include "worker/queue.h"
@@ -34,12 +36,15 @@ typedef struct parcel { /* owned by whoever holds it; ends with parcel_free() */
     parcel_kind kind;
     client_id client;
     request *request;
+    atomic_size_t
+        *held_bytes; /* the service's count of the requests that are kept; NULL: it is not counted */
     /* Of a rollout: */
     converted_rollout rollout;
     uint64_t seed;   /* the request's own, or the one that was drawn for it */
     double deadline; /* clock_seconds() at which what is unfinished is cancelled; INFINITY: never */
 } parcel;
-void parcel_free(parcel *p); /* NULL does nothing */
+void parcel_hold(parcel *p, atomic_size_t *held_bytes); /* count its request until it is freed */
+void parcel_free(parcel *p);                            /* NULL does nothing */
 
 typedef struct letter { /* ends with letter_free() */
     queue_item item;
@@ -56,9 +61,10 @@ void wait_for_memory(void);
 typedef struct engine_loop engine_loop;
 
 /* Start the thread; returns when it runs.  engine, tokenizer (may be NULL) and queues are borrowed; the
- * engine belongs to the thread until engine_loop_close(). */
-cop_status engine_loop_open(engine_loop **out, engine *e, const tokenizer *t, queue *requests, queue *replies,
-                            cop_error *err);
+ * engine belongs to the thread until engine_loop_close().  keep_bytes: of samples that wait to be sent with
+ * the others of their prompt or request, and of a score. */
+cop_status engine_loop_open(engine_loop **out, engine *e, const tokenizer *t, size_t keep_bytes,
+                            queue *requests, queue *replies, cop_error *err);
 void engine_loop_close(engine_loop *l); /* sends PARCEL_STOP and joins */
 
 #endif

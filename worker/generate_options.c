@@ -117,6 +117,8 @@ int generate_option_rows(generate_choices *c, option_spec *rows) {
          .kind = OPTION_BYTES,
          .value = &c->shard_bytes,
          .arg = "BYTES",
+         .min = 1,
+         .max = (double)((size_t)1 << 40),
          .help = "a shard is complete when it has so many"},
         {.name = "reward",
          .kind = OPTION_STRING,
@@ -250,7 +252,6 @@ int generate_read_choices(generate_setting *s, const generate_choices *c) {
         return usage_error("--shard is i/N, such as 0/4: part i, from 0, of N");
     if (!parse_keep(c->keep, &s->keep)) return usage_error("--keep is best, all, or how many of 1 to 4096");
     if (s->keep > 0 && !c->reward) return usage_error("--keep needs --reward");
-    if (c->shard_bytes < 1) return usage_error("--shard-bytes is at least 1");
     s->answers = c->reward && !strcmp(c->reward, "answer");
     s->program = c->reward && !s->answers;
     return read_sampling(s, c);

@@ -87,6 +87,13 @@ static void print_wrapped(FILE *out, const char *text, int column, int indent) {
 static bool has_range(const option_spec *o) { return o->min != 0 || o->max != 0; }
 static bool in_range(const option_spec *o, double v) { return !has_range(o) || (v >= o->min && v <= o->max); }
 
+/* "64K" */
+static void format_bytes(size_t v, char *text, size_t size) {
+    int unit = 0;
+    while (v && v % 1024 == 0 && unit < 3) v /= 1024, unit++;
+    snprintf(text, size, "%zu%.*s", v, unit > 0, &" KMG"[unit]);
+}
+
 /* " (default: ...)" for one option.  A default outside the range, NULL and 0 bytes mean "not given": the help
  * text explains those, and nothing is shown. */
 static void format_default(const option_spec *o, char *text, size_t size) {
@@ -115,9 +122,9 @@ static void format_default(const option_spec *o, char *text, size_t size) {
     }
     case OPTION_BYTES: {
         size_t v = *(size_t *)o->value;
-        int unit = 0;
-        while (v && v % 1024 == 0 && unit < 3) v /= 1024, unit++;
-        if (v) snprintf(text, size, " (default: %zu%.*s)", v, unit > 0, &" KMG"[unit]);
+        char bytes[32];
+        format_bytes(v, bytes, sizeof bytes);
+        if (v) snprintf(text, size, " (default: %s)", bytes);
         return;
     }
     }
@@ -162,7 +169,16 @@ static void format_expected(const option_spec *o, char *text, size_t size) {
     case OPTION_U64:
         snprintf(text, size, "a whole number from 0 to %llu", (unsigned long long)UINT64_MAX);
         return;
-    case OPTION_BYTES: snprintf(text, size, "a number of bytes such as 4096, 64K, 512M or 4G"); return;
+    case OPTION_BYTES: {
+        char min[32], max[32];
+        format_bytes((size_t)o->min, min, sizeof min);
+        format_bytes((size_t)o->max, max, sizeof max);
+        if (has_range(o))
+            snprintf(text, size, "a number of bytes from %s to %s, such as 64K, 512M or 4G", min, max);
+        else
+            snprintf(text, size, "a number of bytes such as 4096, 64K, 512M or 4G");
+        return;
+    }
     case OPTION_INT:
     case OPTION_REAL: {
         const char *what = o->kind == OPTION_INT ? "a whole number" : "a number";
@@ -219,7 +235,7 @@ static bool parse_real(const option_spec *o, const char *text) {
     return true;
 }
 
-static bool parse_bytes(const char *text, size_t *out) {
+static bool parse_bytes(const option_spec *o, const char *text) {
     uint64_t v;
     const char *end;
     if (!parse_u64(text, &end, &v)) return false;
@@ -227,8 +243,8 @@ static bool parse_bytes(const char *text, size_t *out) {
     const char *unit = *end ? strchr(units, *end) : NULL;
     if (*end && (!unit || end[1])) return false;
     int shift = unit ? 10 * (int)(unit - units + 1) : 0;
-    if (v > SIZE_MAX >> shift) return false;
-    *out = (size_t)v << shift;
+    if (v > SIZE_MAX >> shift || !in_range(o, (double)(v << shift))) return false;
+    *(size_t *)o->value = (size_t)v << shift;
     return true;
 }
 
@@ -253,7 +269,7 @@ static bool parse_value(const option_spec *o, const char *text) {
         *(uint64_t *)o->value = v;
         return true;
     case OPTION_REAL: return parse_real(o, text);
-    case OPTION_BYTES: return parse_bytes(text, o->value);
+    case OPTION_BYTES: return parse_bytes(o, text);
     case OPTION_LIST: return append(o->value, text);
     }
     return false;

@@ -34,7 +34,7 @@ typedef struct option_spec {
     const char
         *arg; /* what the value is called in help: "N", "PATH"; "a|b" for a STRING that is one of these */
     const char *help;
-    double min, max; /* INT and REAL; both 0: any */
+    double min, max; /* INT, REAL and BYTES; both 0: any */
     bool *given;     /* NULL, or set to true when the option was on the command line */
 } option_spec;
 

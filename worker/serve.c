@@ -35,12 +35,13 @@ static int run(int argc, char **argv) {
     service_options s = {.bind = "tcp://127.0.0.1:5555",
                          .max_message = WIRE_MAX_MESSAGE,
                          .max_backlog = WIRE_MAX_MESSAGE,
+                         .keep_bytes = (size_t)1 << 30,
                          .step_timeout_sec = 300,
                          .grace_sec = 15};
     m.max_rows = engine_defaults().max_rows;
     m.step_tokens = engine_defaults().step_tokens;
     int64_t max_queue = 1000;
-    enum { N_ROWS = 10 };
+    enum { N_ROWS = 11 };
     option_spec rows[MODEL_OPTION_ROWS + N_ROWS] = {
         {.name = "bind",
          .kind = OPTION_STRING,
@@ -56,12 +57,23 @@ static int run(int argc, char **argv) {
          .kind = OPTION_BYTES,
          .value = &s.max_message,
          .arg = "BYTES",
+         .min = 1 << 10,
+         .max = (double)((size_t)4 << 30),
          .help = "largest message after expansion"},
         {.name = "max-backlog",
          .kind = OPTION_BYTES,
          .value = &s.max_backlog,
          .arg = "BYTES",
+         .min = 64 << 10,
+         .max = (double)((size_t)1 << 40),
          .help = "replies that a client may leave unread; its requests wait beyond that"},
+        {.name = "keep-bytes",
+         .kind = OPTION_BYTES,
+         .value = &s.keep_bytes,
+         .arg = "BYTES",
+         .min = 64 << 10,
+         .max = (double)((size_t)1 << 40),
+         .help = "results that wait, of all clients: to be sent with others (deliver), or to be read"},
         {.name = "max-queue",
          .kind = OPTION_INT,
          .value = &max_queue,
@@ -106,15 +118,6 @@ static int run(int argc, char **argv) {
     int status = options_parse(&command_worker, rows, n_rows, argc, argv, 0, &n_args);
     if (status >= 0) return status;
 
-    if (s.max_message < 1024 || s.max_message > (size_t)1 << 32) {
-        fprintf(stderr, "coppice worker: option \"--max-message\" is 1K to 4G\n");
-        return 2;
-    }
-
-    if (s.max_backlog < (size_t)64 << 10 || s.max_backlog > (size_t)1 << 40) {
-        fprintf(stderr, "coppice worker: option \"--max-backlog\" is 64K to 1024G\n");
-        return 2;
-    }
     s.max_queue = (int)max_queue;
 
     /* Before any thread starts, so that all of them inherit it. */

@@ -27,7 +27,10 @@ enum {
     PIPE_MESSAGES =
         128,          /* that libzmq holds for a client besides the backlog: they are counted, not weighed */
     LINGER_MS = 2000, /* for what the sockets still hold at the end */
-    FRAMES_PER_TURN = 64 /* so that a flood of requests does not hold up replies */
+    REQUESTS_MULTIPLE =
+        4, /* times max_message: bytes of messages whose requests are kept, and of those that wait */
+    REFUSALS_KEPT = 4096, /* for a client that does not read and goes on asking */
+    FRAMES_PER_TURN = 64  /* so that a flood of requests does not hold up replies */
 };
 
 typedef struct service {
@@ -38,11 +41,12 @@ typedef struct service {
     queue *requests, *replies;
     engine_loop *loop;
     watchdog *dog;
-    backlog *backlogs; /* of clients that read too slowly */
-    client_id gone;    /* the last one that could not be reached */
-    waiting waiting;   /* rollouts and scores of which nothing has been started */
-    uint64_t n_open;   /* parcels with a request whose last letter has not come */
-    int signals;       /* signalfd */
+    backlog *backlogs;           /* of clients that read too slowly */
+    client_id gone;              /* the last one that could not be reached */
+    atomic_size_t request_bytes; /* of messages whose rollouts and scores are in flight */
+    waiting waiting;             /* rollouts and scores of which nothing has been started */
+    uint64_t n_open;             /* parcels with a request whose last letter has not come */
+    int signals;                 /* signalfd */
     bool draining, cancelled;
     double deadline; /* of the grace time */
 } service;
@@ -82,13 +86,15 @@ static sent try_send(service *s, const letter *l) {
 /* The client has more unread replies than it may: nothing more is started for it.  Without memory to tell the
  * engine, that is tried again with its next reply. */
 static void park_if_full(service *s, backlog *b) {
-    if (b->parked || b->letter_bytes <= s->o->max_backlog) return;
+    bool full = b->letter_bytes > s->o->max_backlog || backlog_letters(s->backlogs) > s->o->keep_bytes;
+    if (b->parked || !full) return;
     b->parked = tell_engine(s, PARCEL_PARK, &b->client);
     if (b->parked) log_event(LOG_INFO, "client_parked backlog_bytes=%zu", b->letter_bytes);
 }
 
 static void unpark_if_drained(service *s, backlog *b) {
-    if (!b->parked || b->letter_bytes > s->o->max_backlog / 2) return;
+    bool full = b->letter_bytes > s->o->max_backlog / 2 || backlog_letters(s->backlogs) > s->o->keep_bytes;
+    if (!b->parked || (full && b->letter_bytes > 0)) return;
     b->parked = !tell_engine(s, PARCEL_UNPARK, &b->client);
     if (!b->parked) log_event(LOG_INFO, "client_unparked backlog_bytes=%zu", b->letter_bytes);
 }
@@ -236,9 +242,18 @@ static void hand_over(service *s, const client_id *client, request *r) {
         return;
     }
     s->n_open++;
-    if (r->type == REQUEST_ROLLOUT || r->type == REQUEST_SCORE) waiting_enter(&s->waiting, clock_seconds());
+    if (r->type == REQUEST_ROLLOUT || r->type == REQUEST_SCORE) {
+        waiting_enter(&s->waiting, clock_seconds());
+        parcel_hold(p, &s->request_bytes);
+    }
     queue_item *item = &p->item;
     queue_put(s->requests, &item);
+}
+
+/* Memory for a request in flight.  Alone it always has it. */
+static bool has_room_for(service *s, const request *r) {
+    size_t held = atomic_load(&s->request_bytes);
+    return held == 0 || held + r->n_bytes <= REQUESTS_MULTIPLE * s->o->max_message;
 }
 
 /* Takes the request. */
@@ -261,6 +276,11 @@ static void route(service *s, const client_id *client, request *r) {
         if (waiting_is_full(&s->waiting)) {
             refuse(s, client, r, WIRE_OVERLOADED, waiting_retry_after(&s->waiting, clock_seconds()),
                    "as many requests wait to be started as --max-queue allows: try again later");
+            break;
+        }
+        if (!has_room_for(s, r)) {
+            refuse(s, client, r, WIRE_OVERLOADED, waiting_retry_after(&s->waiting, clock_seconds()),
+                   "the requests in flight hold as much as four messages of --max-message: try again later");
             break;
         }
         hand_over(s, client, r);
@@ -293,8 +313,15 @@ static void keep_or_take_frame(service *s, const client_id *client, zmq_msg_t *f
         take_frame(s, client, frame);
         return;
     }
-    bool room = b->frame_bytes == 0 || b->frame_bytes + zmq_msg_size(frame) <= s->o->max_backlog;
+    size_t n = zmq_msg_size(frame), most = REQUESTS_MULTIPLE * s->o->max_message;
+    bool room = b->frame_bytes == 0 ||
+                (b->frame_bytes + n <= s->o->max_backlog && backlog_frames(s->backlogs) + n <= most);
     if (room && backlog_put_frame(b, frame)) return;
+    if (b->n_refused++ >= REFUSALS_KEPT) {
+        if (b->n_refused == REFUSALS_KEPT + 1)
+            log_event(LOG_WARNING, "client_ignored unread_refusals=%d", REFUSALS_KEPT);
+        return;
+    }
     request *r;
     if (!decode(s, client, frame, &r)) return;
     refuse(s, client, r, WIRE_OVERLOADED, WAITING_LEAST_RETRY,
@@ -500,7 +527,7 @@ cop_status service_run(engine *e, const tokenizer *t, const service_options *o, 
     if (status == COP_OK) status = queue_open(&s.requests, err);
     if (status == COP_OK) status = queue_open(&s.replies, err);
     if (status == COP_OK) status = open_socket(&s, err);
-    if (status == COP_OK) status = engine_loop_open(&s.loop, e, t, s.requests, s.replies, err);
+    if (status == COP_OK) status = engine_loop_open(&s.loop, e, t, o->keep_bytes, s.requests, s.replies, err);
     if (status == COP_OK) status = watchdog_open(&s.dog, e, o->step_timeout_sec, err);
     if (status == COP_OK) {
         serve(&s);

@@ -11,9 +11,10 @@ typedef struct service_options {
     const char *endpoint_file; /* NULL, or where the endpoint in use is written */
     const char *model;         /* what `pong` calls the model */
     size_t max_message;        /* bytes of a message after expansion */
-    size_t max_backlog;      /* bytes of replies that a client leaves unread until its requests wait; as many
-                                bytes of requests then wait */
-    int max_queue;           /* rollouts and scores that wait to be started; further ones are refused */
+    size_t max_backlog; /* bytes of replies that a client leaves unread until its requests wait; as many
+                           bytes of requests then wait */
+    size_t keep_bytes;  /* of results that wait: for others of their prompt or request, or for a client */
+    int max_queue;      /* rollouts and scores that wait to be started; further ones are refused */
     double step_timeout_sec; /* a step that takes longer ends the process */
     double grace_sec;        /* after SIGTERM, until what runs is cancelled */
 } service_options;

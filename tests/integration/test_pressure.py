@@ -5,6 +5,7 @@ import sys
 import time
 
 import msgpack
+import numpy as np
 import pytest
 
 from conftest import COPPICE, PATIENCE
@@ -195,6 +196,7 @@ def test_requests_of_a_client_that_does_not_read_are_kept_up_to_a_limit(small_ba
         wait_for(stands_still, other)
         sent = [slow.send("detokenize", tokens=[5] * 1000) for _ in range(200)]  # three times the limit
         for _ in range(300):
+            time.sleep(0.002)
             other.ask("ping")  # each round lets some of those arrive, before any reply to them is read
         assert other.rollout([PROMPT], max_tokens=3)
         got = {}
@@ -207,6 +209,50 @@ def test_requests_of_a_client_that_does_not_read_are_kept_up_to_a_limit(small_ba
         refused = [r[0] for r in replies if r[0]["type"] == "error"]
         assert len(refused) < 200 and {(r["code"], r["retry_after"]) for r in refused} == {("overloaded", 1.0)}
         assert len(slow.ask("detokenize", tokens=[5] * 1000)["text"]) == 1000  # it is served again
+
+
+def test_what_all_clients_leave_unread_is_bounded_too(start_worker, undisturbed):
+    worker = start_worker("--max-rows", "16", "--step-tokens", "16", "--keep-bytes", str(2 * BACKLOG))
+    with slow_client(worker) as a, slow_client(worker) as b, worker.client() as other:
+        many = [(c, c.send("rollout", **MANY)) for c in (a, b)]
+        wait_for(lambda: other.ask("status")["samples"] > 100)
+        wait_for(stands_still, other)
+        assert other.ask("status")["samples"] < 0.9 * 2 * len(undisturbed)
+        assert other.rollout([OTHER], n=2, max_tokens=70).samples
+        for client, id in many:
+            replies = [client.receive()]
+            while replies[-1]["type"] not in LAST:
+                replies.append(client.receive())
+            assert {r["id"] for r in replies} == {id} and Rollout(replies).samples == undisturbed
+
+
+def test_samples_that_wait_for_others_are_bounded(start_worker):
+    with start_worker("--keep-bytes", "64K").client() as c:
+        whole = dict(prompts=[LONG], n=200, seed=1, max_tokens=40, stop_tokens=[])
+        error = c.failure("rollout", **whole, deliver="request")
+        assert (error.code, error.key) == ("too_large", "deliver")
+        assert len(c.rollout(**whole).samples) == 200
+        assert len(c.rollout(**{**whole, "n": 4}, deliver="request").samples) == 4  # what failed has given its room back
+        error = c.failure("score", sequences=[[5] * 100] * 10, top=20)
+        assert (error.code, error.key) == ("too_large", "sequences")
+        assert len(c.ask("score", sequences=[[5] * 100] * 10)["scores"]) == 10
+
+
+def test_requests_in_flight_are_bounded_by_their_size(start_worker):
+    worker = start_worker("--max-message", "64K", "--max-rows", "1", "--step-tokens", "8")
+    with worker.client() as c, worker.client() as other:
+        prompts = [{"tokens": np.full(300, 5, "<u4").tobytes()} for _ in range(42)]  # 51 KB: five are four messages' worth
+        sent = [c.send("rollout", prompts=prompts, max_tokens=2) for _ in range(6)]
+        got = {}
+        while not any(r["type"] == "error" for r in got.values()):
+            reply = c.receive()
+            got[reply["id"]] = reply
+        refused = [r for r in got.values() if r["type"] == "error"]
+        assert refused[0]["id"] in sent[5:] and refused[0]["code"] == "overloaded" and refused[0]["retry_after"] > 0
+        for id in sent[:5]:
+            other.ask("cancel", target=id)
+        wait_for(is_idle, other)
+        assert other.rollout([PROMPT], max_tokens=2).samples  # they have given their room back
 
 
 def test_a_timeout_holds_for_a_parked_client(small_backlog):
@@ -330,6 +376,7 @@ def test_a_step_that_does_not_come_back_ends_the_worker_and_says_where(tmp_path)
 @pytest.mark.parametrize("option, values", [
     ("--max-rows", ["0", "-1", "65537", "x"]), ("--max-queue", ["0", "1000001", "1.5"]), ("--step-tokens", ["0", "65537"]),
     ("--step-timeout", ["0", "-1", "0.001", "1e7", "inf"]), ("--grace", ["-1", "1e9"]), ("--max-backlog", ["0", "1K", "x", "2000G"]),
+    ("--max-message", ["0", "5G"]), ("--keep-bytes", ["1K", "9999G"]),
 ])
 def test_options_out_of_range_are_named(option, values):
     for value in values:

@@ -62,6 +62,7 @@ static service_options options_of(const hosted *h) {
                              .model = "calc-d4",
                              .max_message = 1 << 20,
                              .max_backlog = 1 << 20,
+                             .keep_bytes = 1 << 20,
                              .max_queue = 16,
                              .step_timeout_sec = 600,
                              .grace_sec = 1};
