@@ -168,6 +168,7 @@ typedef struct generation_job {
     dataset_writer *dataset; /* NULL: JSON Lines to stdout */
     input_file *in;
     whole_input input; /* read through before the run, unless it goes to stdout or comes from stdin */
+    held_records held; /* of an earlier run */
     reward_tally tally;
     reward *program;
 } generation_job;
@@ -175,6 +176,7 @@ typedef struct generation_job {
 static void close_all(generation_job *j) {
     reward_close(j->program);
     pass_free(&j->tally.pass);
+    held_records_free(&j->held);
     input_close(j->in);
     dataset_close(j->dataset);
     open_model_free(&j->model);
@@ -213,13 +215,19 @@ static cop_status open_dataset(generation_job *j, cop_error *err) {
     return status;
 }
 
+/* Read a file through that a folder is made from. */
+static cop_status measure_file(generation_job *j, cop_error *err) {
+    bool whole = j->s.to_folder && !j->s.from_stdin;
+    return whole ? measure_input(&j->input, j->s.c->input, err) : COP_OK;
+}
+
 /* The input must be what the output was begun with.  Of a file that is known before anything is generated;
  * stdin is compared as it comes (line_reader.h), or as a whole with an output that is complete. */
 static cop_status open_input(generation_job *j, cop_error *err) {
     const char *path = j->s.c->input;
     noted_input noted = {0};
     bool whole = j->dataset && (!j->s.from_stdin || is_complete(j));
-    cop_status status = whole ? measure_input(&j->input, path, err) : COP_OK;
+    cop_status status = whole && j->s.from_stdin ? measure_input(&j->input, path, err) : COP_OK;
     if (j->dataset) noted = noted_of(j->dataset);
     if (status == COP_OK && whole) status = check_whole(&noted, &j->input, path, err);
     if (status == COP_OK && whole && !noted.whole)
@@ -232,21 +240,19 @@ static cop_status count_earlier(generation_job *j, cop_error *err) {
     record_source *source;
     const shard_view *record;
     bool more = true;
-    size_t n_most = (size_t)j->s.c->n;
-    double *rewards = mem_alloc(n_most, sizeof *rewards);
-    if (!rewards) return cop_fail(err, COP_ENOMEM, "could not read the rewards so far");
     cop_status status = record_source_open(&source, j->s.c->output, err);
     while (status == COP_OK && more) {
         status = record_source_next(source, &record, &more, err);
         if (status != COP_OK || !more || !record->rewards) continue;
-        const msgpack_object_array *a = &record->rewards->via.array;
-        size_t n = a->size < n_most ? a->size : n_most;
-        for (size_t i = 0; i < n; i++)
-            rewards[i] = a->ptr[i].type == MSGPACK_OBJECT_FLOAT64 ? a->ptr[i].via.f64 : NAN;
-        reward_tally_add(&j->tally, rewards, n);
+        double *rewards;
+        size_t n;
+        if (!record_rewards(&rewards, &n, record))
+            status = cop_fail(err, COP_ENOMEM, "could not read the rewards so far");
+        else
+            reward_tally_add(&j->tally, rewards, n);
+        mem_free(rewards);
     }
     record_source_close(source);
-    mem_free(rewards);
     return status;
 }
 
@@ -260,14 +266,17 @@ static cop_status open_rewards(generation_job *j, cop_error *err) {
 }
 
 static cop_status open_all(generation_job *j, cop_error *err) {
-    cop_status status = choose_seed(&j->s, err);
+    cop_status status = measure_file(j, err); /* what is wrong with it shows before anything else is done */
+    if (status == COP_OK) status = choose_seed(&j->s, err);
     if (status == COP_OK) status = open_computing(j, err);
     if (status == COP_OK && j->s.to_folder) status = open_dataset(j, err);
     if (status == COP_OK) status = open_input(j, err);
+    if (status == COP_OK && j->dataset && !is_complete(j))
+        status = held_records_read(&j->held, j->s.c->output, dataset_next_line(j->dataset), err);
     return status == COP_OK ? open_rewards(j, err) : status;
 }
 
-static generate_plan plan_of(const generation_job *j) {
+static generate_plan plan_of(generation_job *j) {
     const generate_setting *s = &j->s;
     const tokenizer *t = j->model.tokenizer;
     bool grows = j->dataset && s->from_stdin; /* the input becomes known as it comes */
@@ -281,8 +290,10 @@ static generate_plan plan_of(const generation_job *j) {
                               .of = s->of,
                               .next_line = j->dataset ? dataset_next_line(j->dataset) : 0,
                               .strict = s->c->strict,
-                              .tells_digest = grows};
+                              .tells_digest = grows,
+                              .held = j->held.n > 0 ? &j->held : NULL};
     p.writing = (line_output_options){.dataset = j->dataset,
+                                      .dir = s->c->output,
                                       .out = stdout,
                                       .tokenizer = t,
                                       .text = s->c->text,
@@ -310,8 +321,10 @@ static void tell_rewards(const generation_job *j) {
                 t->sum_best / (double)t->n_prompts);
     fputc('\n', stderr);
     if (!j->s.answers || t->pass.n_prompts == 0) return;
-    for (size_t k = 1; k <= t->pass.n; k++)
-        fprintf(stderr, "%spass@%zu %.4f", k == 1 ? "coppice: " : ", ", k, pass_at(&t->pass, k));
+    for (size_t k = 1; k <= t->pass.n; k++) {
+        bool told = t->pass.n <= 16 || k == t->pass.n || (k & (k - 1)) == 0; /* of many, the powers of two */
+        if (told) fprintf(stderr, "%spass@%zu %.4f", k == 1 ? "coppice: " : ", ", k, pass_at(&t->pass, k));
+    }
     fputc('\n', stderr);
 }
 
@@ -319,7 +332,9 @@ static void tell_counts(const generation_job *j, const dataset_counts *c, const 
     if (!j->s.to_folder) return;
     fprintf(stderr, "coppice: \"%s\" %s: %" PRIu64 " samples of %" PRIu64 " lines", j->s.c->output, what,
             c->samples, c->records);
-    if (c->errors > 0) fprintf(stderr, ", %" PRIu64 " of them with an error instead", c->errors);
+    if (c->errors > 0)
+        fprintf(stderr, ", %" PRIu64 " of them with an error instead (coppice show %s --errors)", c->errors,
+                j->s.c->output);
     fputc('\n', stderr);
 }
 
@@ -330,6 +345,8 @@ static int tell_end(generation_job *j, const line_output_result *r) {
         return r->counts.errors > 0 ? STATUS_SOME_FAILED : 0;
     }
     tell_counts(j, &r->counts, "is not complete yet");
+    if (j->s.to_folder && r->n_held > 0)
+        fprintf(stderr, "coppice: %zu lines more are finished, and wait for older ones\n", r->n_held);
     if (j->s.to_folder) fprintf(stderr, "coppice: interrupted: the same command goes on from there\n");
     return 128 + interrupted;
 }

@@ -250,6 +250,8 @@ int generate_read_choices(generate_setting *s, const generate_choices *c) {
     s->to_folder = strcmp(c->output, "-") != 0;
     if (!parse_split(c->split, &s->index, &s->of))
         return usage_error("--shard is i/N, such as 0/4: part i, from 0, of N");
+    if (s->of > 1 && !c->has_seed)
+        return usage_error("--shard needs --seed, so that all parts are made with the same");
     if (!parse_keep(c->keep, &s->keep)) return usage_error("--keep is best, all, or how many of 1 to 4096");
     if (s->keep > 0 && !c->reward) return usage_error("--keep needs --reward");
     s->answers = c->reward && !strcmp(c->reward, "answer");

@@ -62,11 +62,13 @@ static void on_sample(void *context, const sample_result *s) {
     if (!sample_copy(to, s, weights, p->text ? p->model->tokenizer : NULL)) {
         cop_error err;
         cop_fail(&err, COP_ENOMEM, "could not keep sample %u of line %llu", (unsigned)s->sample,
-                 (unsigned long long)j->line + 1);
+                 (unsigned long long)j->line);
         run_stop(&f->run->state, &err);
         return;
     }
     to->prompt = (uint32_t)j->line;
+    atomic_fetch_add(&f->run->state.n_samples, 1);
+    atomic_fetch_add(&f->run->state.n_tokens, to->n_tokens);
     j->n_bytes += sample_copy_bytes(to);
 }
 
@@ -81,7 +83,7 @@ static void fail_line(generation *g, line_job *j, const cop_error *e) {
     j->error = *e;
     if (line_error_stays(e) && !g->plan->reading.strict) return;
     cop_error err = *e;
-    cop_error_prefix(&err, "line %llu", (unsigned long long)j->line + 1);
+    cop_error_prefix(&err, "line %llu (from 0)", (unsigned long long)j->line);
     run_stop(&g->state, &err);
 }
 
@@ -108,7 +110,7 @@ static cop_status submit(generation *g, line_job *j, flight *f, cop_error *err) 
 
 /* Takes the job. */
 static void start_line(generation *g, line_job *j) {
-    if (j->error.status != COP_OK) {
+    if (j->error.status != COP_OK || j->record.n > 0) {
         post(g, j);
         return;
     }

@@ -20,6 +20,7 @@ void line_job_free(line_job *j) {
     mem_free(j->samples);
     mem_free(j->id);
     wire_buffer_free(&j->input, &worker_allocator);
+    wire_buffer_free(&j->record, &worker_allocator);
     json_decref(j->answer);
     token_list_free(&j->tokens);
     mem_free(j);

@@ -21,6 +21,7 @@ typedef struct line_job {
     json_t *answer;    /* its `answer` field; NULL: none */
     token_list tokens; /* the prompt's */
     uint64_t seed;
+    wire_buffer record;    /* of an earlier run, complete: there is nothing left to do; empty: none */
     cop_error error;       /* why nothing was generated; COP_OK: nothing is wrong */
     reply_sample *samples; /* [n] by index; made with sample_copy() */
     uint32_t n;            /* samples of the line */

@@ -1,8 +1,8 @@
 /* The thread that writes what `coppice generate` made, while the engine goes on: it puts lines back into
  * order, has their samples judged, and appends records to a data set, or prints them as JSON Lines.
  *
- *   finished --> by order | waits for older lines |
- *                         | judged: waits for the rewards of its samples |  dataset or stdout
+ *   finished --> judged: waits for rewards --> sealed: waits for older lines --> data set, or stdout
+ *                                                   \-> held.zst, every so often (held_records.h)
  *
  * What waits here is bounded by whoever finishes lines: run_state.held_bytes tells how much it is. */
 #ifndef COP_LINE_OUTPUT_H
@@ -26,8 +26,12 @@ typedef struct reward_tally {
 
 void reward_tally_add(reward_tally *t, const double *rewards, size_t n);
 
+/* The rewards of a record that has some, as a new array (mem_free); NaN for nil.  False without memory. */
+bool record_rewards(double **out, size_t *n, const shard_view *record);
+
 typedef struct line_output_options {
     dataset_writer *dataset; /* NULL: JSON Lines to `out` */
+    const char *dir;         /* its folder */
     FILE *out;
     const tokenizer *tokenizer;
     bool text;        /* keep the decoded text of samples that have one */
@@ -41,7 +45,7 @@ typedef struct line_output_options {
 
 typedef struct line_output_result {
     dataset_counts counts; /* of the whole output, earlier runs included */
-    reward_tally *tally;   /* NULL: nothing is judged; borrowed from the output */
+    size_t n_held;         /* further lines that are finished, but wait for older ones */
     bool complete;         /* all lines are written */
 } line_output_result;
 

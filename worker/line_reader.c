@@ -16,6 +16,7 @@ struct line_reader {
     pthread_t thread;
     sem_t room; /* jobs that may still be put */
     uint64_t order;
+    size_t n_held; /* of o.held, so many have had their turn */
 };
 
 static void put(line_reader *r, line_job *j) {
@@ -41,12 +42,33 @@ static bool is_ours(const line_reader *r, const input_line *line) {
     return !line->blank && line->number >= r->o.next_line && line->number % r->o.of == r->o.index;
 }
 
+/* The job of a line that an earlier run has finished, or NULL. */
+static line_job *take_held(line_reader *r, const input_line *line, cop_status *status, cop_error *err) {
+    held_records *h = r->o.held;
+    while (h && r->n_held < h->n && h->records[r->n_held].line < line->number) r->n_held++;
+    if (!h || r->n_held == h->n || h->records[r->n_held].line > line->number) return NULL;
+    line_job *j = mem_zalloc(1, sizeof *j);
+    if (!j) {
+        *status = cop_fail(err, COP_ENOMEM, "could not keep line %" PRIu64, line->number);
+        return NULL;
+    }
+    held_record *record = &h->records[r->n_held];
+    j->line = line->number;
+    j->record = (wire_buffer){(uint8_t *)record->bytes, record->n};
+    j->n_bytes = record->n;
+    record->bytes = NULL;
+    return j;
+}
+
 static cop_status take_line(line_reader *r, const input_line *line, cop_error *err) {
-    line_job *j = line_job_open(&r->o.rules, line);
-    if (!j) return cop_fail(err, COP_ENOMEM, "could not keep line %" PRIu64, line->number + 1);
+    cop_status status = COP_OK;
+    line_job *j = take_held(r, line, &status, err);
+    if (status != COP_OK) return status;
+    if (!j) j = line_job_open(&r->o.rules, line);
+    if (!j) return cop_fail(err, COP_ENOMEM, "could not keep line %" PRIu64, line->number);
     if (j->error.status != COP_OK && (r->o.strict || !line_error_stays(&j->error))) {
         *err = j->error;
-        cop_error_prefix(err, "line %" PRIu64, line->number + 1);
+        cop_error_prefix(err, "line %" PRIu64 " (from 0)", line->number);
         line_job_free(j);
         return err->status;
     }

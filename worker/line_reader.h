@@ -2,6 +2,7 @@
 #ifndef COP_LINE_READER_H
 #define COP_LINE_READER_H
 
+#include "worker/held_records.h"
 #include "worker/line_job.h"
 #include "worker/run_state.h"
 
@@ -11,6 +12,7 @@ typedef struct line_reader_options {
     uint64_t next_line;   /* those below it are done */
     bool strict;          /* a bad line stops the run */
     bool tells_digest;    /* each job has the digest of the input so far */
+    held_records *held;   /* what an earlier run has finished; taken line by line.  NULL: nothing */
     uint64_t known_lines; /* so many were read before, with this digest: they must be the same; 0: none */
     char known_digest[INPUT_DIGEST_CHARS];
 } line_reader_options;

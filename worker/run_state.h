@@ -12,7 +12,8 @@ typedef struct run_state {
     pthread_mutex_t lock;
     cop_error error; /* why it stopped; COP_OK: it was interrupted, or it goes on */
     atomic_bool stopped;
-    atomic_size_t held_bytes; /* of samples that are finished and not written yet */
+    atomic_size_t n_samples, n_tokens; /* generated so far, for the progress */
+    atomic_size_t held_bytes;          /* of samples that are finished and not written yet */
 } run_state;
 
 void run_state_init(run_state *r);

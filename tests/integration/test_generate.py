@@ -213,6 +213,31 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(source, whole, tmp_path):
     assert records(tmp_path / "out") == records(whole)
 
 
+def test_what_is_finished_behind_a_slow_line_is_not_lost(tmp_path):
+    source = write_lines(tmp_path / "p.jsonl", [{"text": "a"}, *questions(60)])
+    options = ["-n", "2", "--seed", "1", "--max-tokens", "4500", "--quiet"]  # that text goes on and on
+    assert generate(source, tmp_path / "whole", *options).returncode == 0
+    held, wait = tmp_path / "out" / "held.zst", 0.3
+    while not held.exists():
+        p = subprocess.Popen(command(source, tmp_path / "out", *options), stderr=subprocess.PIPE, text=True)
+        time.sleep(wait)
+        p.send_signal(signal.SIGINT)
+        _, err = p.communicate(timeout=PATIENCE)
+        assert p.returncode in (130, -signal.SIGINT), err
+        wait *= 1.5
+    assert "lines more are finished, and wait for older ones" in err
+    waiting = [m for frame in frames(held) for m in [msgpack.unpackb(frame)]]
+    finished = {r["line"]: r for r in records(tmp_path / "whole")}
+    assert len(waiting) > 0 and all(finished[m["line"]] == m for m in waiting)
+
+    changed = generate(source, tmp_path / "out", *options, "--temperature", "0.5")
+    assert changed.returncode == 1 and "parameters.temperature" in changed.stderr
+    before = held.read_bytes()
+    held.write_bytes(before[:-3] if len(waiting) % 2 else b"damaged")  # what is lost there is made again
+    assert generate(source, tmp_path / "out", *options).returncode == 0
+    assert records(tmp_path / "out") == records(tmp_path / "whole") and not held.exists()
+
+
 def test_ctrl_c_while_it_waits_for_stdin(tmp_path):
     p = subprocess.Popen(command("-", tmp_path / "out", *OPTIONS), stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     p.stdin.write(b'{"text": "1"}\n')
@@ -319,7 +344,7 @@ def test_bad_lines_become_records_and_the_run_goes_on(tmp_path):
 def test_strict_stops_at_the_first_bad_line(tmp_path):
     source = write_lines(tmp_path / "p.jsonl", questions(3) + ["nope"] + questions(2, seed=1))
     p = generate(source, tmp_path / "out", *OPTIONS, "--strict")
-    assert p.returncode == 1 and "line 4: " in p.stderr
+    assert p.returncode == 1 and "line 3 (from 0): " in p.stderr
     assert not any("error" in r for r in records(tmp_path / "out"))
     assert generate(source, tmp_path / "out", *OPTIONS).returncode == 3
     assert [r["line"] for r in records(tmp_path / "out")] == list(range(6))
@@ -425,7 +450,7 @@ def test_a_run_with_rewards_goes_on_after_a_kill(source, tmp_path):
 
 def test_options_that_make_no_sense(tmp_path):
     source = write_lines(tmp_path / "p.jsonl", questions(1))
-    for options in (["--shard", "3/3"], ["--shard", "x"], ["--keep", "best"], ["--keep", "0", "--reward", "answer"],
+    for options in (["--shard", "3/3"], ["--shard", "x"], ["--shard", "0/3"], ["--keep", "best"], ["--keep", "0", "--reward", "answer"],
                     ["--shard-bytes", "0"]):
         p = generate(source, tmp_path / "out", *options)
         assert p.returncode == 2 and options[0] in p.stderr, options
