@@ -25,6 +25,8 @@
 #include "worker/file_hash.h"
 #include "worker/frames.h"
 
+_Static_assert(DATASET_MAX_RECORD + FRAME_BYTES == FRAME_MAX_BYTES, "it fits a frame behind others");
+
 /* What a run of records counts. */
 typedef struct tally {
     dataset_counts counts;
@@ -228,11 +230,8 @@ dataset_counts dataset_counts_of(const shard_view *record) {
 
 cop_status dataset_append(dataset_writer *w, uint64_t line, const uint8_t *record, size_t n,
                           const dataset_counts *one, cop_error *err) {
-    assert(!w->complete && line >= w->next_line && line < UINT64_MAX && n > 0 && one->records == 1);
-    if (n > FRAME_MAX_BYTES - FRAME_BYTES)
-        return cop_fail(err, COP_ETOOLARGE,
-                        "cannot write the record of line %llu: it has %zu bytes, %zu is most",
-                        (unsigned long long)line, n, FRAME_MAX_BYTES - FRAME_BYTES);
+    assert(!w->complete && line >= w->next_line && line < UINT64_MAX && one->records == 1);
+    assert(n > 0 && n <= DATASET_MAX_RECORD);
     if (w->n_records >= FRAME_BYTES) { /* an earlier flush failed */
         cop_status status = dataset_flush(w, err);
         if (status != COP_OK) return status;

@@ -17,6 +17,9 @@
 #include "proto/shard.h"
 #include "worker/manifest.h"
 
+/* Bytes of the longest record. */
+#define DATASET_MAX_RECORD (((size_t)1 << 30) - ((size_t)64 << 10))
+
 typedef struct dataset_writer dataset_writer;
 
 typedef struct dataset_options {

@@ -97,18 +97,22 @@ static cop_status choose_seed(generate_setting *s, cop_error *err) {
 
 /* ---- The input as a whole. */
 
+/* An input that was read through. */
 typedef struct whole_input {
     uint64_t n_lines;
     char digest[INPUT_DIGEST_CHARS];
+    char prefix_digest[INPUT_DIGEST_CHARS]; /* of as many first lines as were asked for; "": it has fewer */
 } whole_input;
 
-static cop_status measure_input(whole_input *out, const char *path, cop_error *err) {
+static cop_status measure_input(whole_input *out, const char *path, uint64_t n_prefix, cop_error *err) {
     input_file *in;
     cop_status status = input_open(&in, path, err);
     if (status != COP_OK) return status;
+    *out = (whole_input){0};
     bool more = true;
     while (status == COP_OK && more) {
         input_line line;
+        if (input_lines(in) == n_prefix) input_digest(in, out->prefix_digest);
         status = input_next(in, &line, &more, err);
     }
     out->n_lines = input_lines(in);
@@ -122,7 +126,7 @@ static json_t *input_note(uint64_t n_lines, const char *digest, bool whole) {
     return json_pack("{s:I, s:s, s:b}", "lines", (json_int_t)n_lines, "digest", digest, "whole", whole);
 }
 
-/* What the folder knows of its input. */
+/* What the folder knows of its input: the whole, or of a pipe what was used so far.  Zeroed: nothing. */
 typedef struct noted_input {
     uint64_t n_lines;
     const char *digest;
@@ -130,21 +134,27 @@ typedef struct noted_input {
 } noted_input;
 
 static noted_input noted_of(const dataset_writer *w) {
-    const json_t *note = dataset_noted(w, "input");
+    const json_t *note = w ? dataset_noted(w, "input") : NULL;
     const char *digest = json_string_value(json_object_get(note, "digest"));
     if (!digest || strlen(digest) + 1 != INPUT_DIGEST_CHARS) return (noted_input){0};
     return (noted_input){(uint64_t)json_integer_value(json_object_get(note, "lines")), digest,
                          json_is_true(json_object_get(note, "whole"))};
 }
 
-static cop_status check_whole(const noted_input *noted, const whole_input *now, const char *path,
+static cop_status check_input(const noted_input *noted, const whole_input *now, const char *path,
                               cop_error *err) {
-    if (!noted->whole || (noted->n_lines == now->n_lines && !strcmp(noted->digest, now->digest)))
-        return COP_OK;
+    if (!noted->digest) return COP_OK;
+    bool same = noted->whole ? noted->n_lines == now->n_lines && !strcmp(noted->digest, now->digest)
+                             : !strcmp(noted->digest, now->prefix_digest);
+    if (same) return COP_OK;
     return cop_fail(err, COP_EINVAL,
-                    "the input \"%s\" is not what the output was begun with: it had %" PRIu64
-                    " lines, digest %s, and has %" PRIu64 ", digest %s",
-                    path, noted->n_lines, noted->digest, now->n_lines, now->digest);
+                    "the input \"%s\" is not what the output was begun with: %s %" PRIu64
+                    " lines, digest %s, but it has %" PRIu64 ", digest %s",
+                    path, noted->whole ? "that had" : "that began with", noted->n_lines, noted->digest,
+                    now->n_lines,
+                    noted->whole            ? now->digest
+                    : now->prefix_digest[0] ? now->prefix_digest
+                                            : now->digest);
 }
 
 /* ---- The run. */
@@ -185,17 +195,40 @@ static void close_all(generation_job *j) {
 
 static bool is_complete(const generation_job *j) { return j->dataset && dataset_complete(j->dataset); }
 
+/* A line must not be an error in one run and samples in another, by what memory there is. */
+static cop_status check_pool(const engine *e, cop_error *err) {
+    engine_status s;
+    engine_read_status(e, &s);
+    uint64_t n = s.pages_total * KV_PAGE_TOKENS;
+    if (n >= (uint64_t)engine_context(e)) return COP_OK;
+    return cop_fail(err, COP_EINVAL,
+                    "the page pool holds %" PRIu64
+                    " tokens, but one sample may have the context's %d: raise --kv-memory or "
+                    "lower --context",
+                    n, engine_context(e));
+}
+
 static cop_status open_computing(generation_job *j, cop_error *err) {
     generate_setting *s = &j->s;
     cop_status status = open_model_init(&j->model, j->m, err);
     if (status != COP_OK) return status;
     s->sampling.calculator = !s->c->no_tools && engine_has_calculator(j->model.engine);
-    if (j->model.tokenizer) return COP_OK;
+    if (s->to_folder) status = check_pool(j->model.engine, err);
+    if (j->model.tokenizer || status != COP_OK) return status;
     const char *needs = s->c->text         ? "--text"
                         : s->c->stop.n > 0 ? "--stop"
                         : s->answers       ? "--reward answer"
                                            : NULL;
     return needs ? cop_fail(err, COP_EINVAL, "%s needs a tokenizer, which the model lacks", needs) : COP_OK;
+}
+
+/* An input that is not there shows before anything else is done. */
+static cop_status find_input(const generation_job *j, cop_error *err) {
+    input_file *in;
+    if (j->s.from_stdin) return COP_OK;
+    cop_status status = input_open(&in, j->s.c->input, err);
+    if (status == COP_OK) input_close(in);
+    return status;
 }
 
 static cop_status open_dataset(generation_job *j, cop_error *err) {
@@ -215,24 +248,33 @@ static cop_status open_dataset(generation_job *j, cop_error *err) {
     return status;
 }
 
-/* Read a file through that a folder is made from. */
-static cop_status measure_file(generation_job *j, cop_error *err) {
-    bool whole = j->s.to_folder && !j->s.from_stdin;
-    return whole ? measure_input(&j->input, j->s.c->input, err) : COP_OK;
-}
-
-/* The input must be what the output was begun with.  Of a file that is known before anything is generated;
- * stdin is compared as it comes (line_reader.h), or as a whole with an output that is complete. */
+/* The input must be what the output was begun with, as far as that is known.  Of a file all is known before
+ * anything is generated; what comes from stdin is compared as it comes (line_reader.h), or as a whole with an
+ * output that is complete. */
 static cop_status open_input(generation_job *j, cop_error *err) {
     const char *path = j->s.c->input;
-    noted_input noted = {0};
-    bool whole = j->dataset && (!j->s.from_stdin || is_complete(j));
-    cop_status status = whole && j->s.from_stdin ? measure_input(&j->input, path, err) : COP_OK;
-    if (j->dataset) noted = noted_of(j->dataset);
-    if (status == COP_OK && whole) status = check_whole(&noted, &j->input, path, err);
-    if (status == COP_OK && whole && !noted.whole)
-        dataset_note(j->dataset, "input", input_note(j->input.n_lines, j->input.digest, true));
+    noted_input noted = noted_of(j->dataset);
+    cop_status status = COP_OK;
+    if (j->s.from_stdin && noted.whole && !is_complete(j))
+        return cop_fail(err, COP_EINVAL,
+                        "the output was begun with a file of %" PRIu64
+                        " lines: give it with -i FILE, not on stdin",
+                        noted.n_lines);
+    if (j->dataset && (!j->s.from_stdin || is_complete(j))) {
+        status = measure_input(&j->input, path, noted.n_lines, err);
+        if (status == COP_OK) status = check_input(&noted, &j->input, path, err);
+        if (status == COP_OK && !noted.whole)
+            dataset_note(j->dataset, "input", input_note(j->input.n_lines, j->input.digest, true));
+    }
     return status == COP_OK && !is_complete(j) ? input_open(&j->in, path, err) : status;
+}
+
+/* Rewards that were found to belong to other samples stay in the folder. */
+static cop_status check_trust(const generation_job *j, cop_error *err) {
+    const char *why = j->dataset ? json_string_value(dataset_noted(j->dataset, "suspect_rewards")) : NULL;
+    return why ? cop_fail(err, COP_EINVAL, "the rewards in \"%s\" cannot be trusted, take another folder: %s",
+                          j->s.c->output, why)
+               : COP_OK;
 }
 
 /* The rewards of the records that are there already. */
@@ -266,10 +308,11 @@ static cop_status open_rewards(generation_job *j, cop_error *err) {
 }
 
 static cop_status open_all(generation_job *j, cop_error *err) {
-    cop_status status = measure_file(j, err); /* what is wrong with it shows before anything else is done */
+    cop_status status = find_input(j, err);
     if (status == COP_OK) status = choose_seed(&j->s, err);
     if (status == COP_OK) status = open_computing(j, err);
     if (status == COP_OK && j->s.to_folder) status = open_dataset(j, err);
+    if (status == COP_OK) status = check_trust(j, err);
     if (status == COP_OK) status = open_input(j, err);
     if (status == COP_OK && j->dataset && !is_complete(j))
         status = held_records_read(&j->held, j->s.c->output, dataset_next_line(j->dataset), err);

@@ -24,6 +24,7 @@ struct generation {
     run_state state;
     queue *lines, *finished;
     line_reader *reader;
+    line_output *output;
     flight *flights;
     size_t n_flights;
     line_job *end; /* the last job of the input, once it came */
@@ -32,6 +33,7 @@ struct generation {
 /* ---- Flights. */
 
 static void post(generation *g, line_job *j) {
+    atomic_fetch_sub(&g->state.read_bytes, j->n_read_bytes);
     atomic_fetch_add(&g->state.held_bytes, j->n_bytes);
     queue_item *item = &j->item;
     queue_put(g->finished, &item);
@@ -39,7 +41,7 @@ static void post(generation *g, line_job *j) {
 
 static void drop_samples(line_job *j) {
     for (uint32_t i = 0; j->samples && i < j->n; i++) sample_copy_free(&j->samples[i]);
-    j->n_bytes = 0;
+    j->n_bytes = j->n_read_bytes;
 }
 
 /* The line goes on to the writing thread. */
@@ -153,16 +155,22 @@ static void start_lines(generation *g) {
     }
 }
 
+static void sleep_little(void) { nanosleep(&(struct timespec){0, 10000000}, NULL); }
+
 static void generate_all(generation *g, const volatile int *interrupted) {
     while (!run_stopped(&g->state) && !(g->end && g->n_flights == 0)) {
         if (*interrupted) run_stop(&g->state, NULL);
         start_lines(g);
-        if (!engine_step(g->engine) && !has_room(g)) /* it waits for the writing thread */
-            nanosleep(&(struct timespec){0, 10000000}, NULL);
+        if (!engine_step(g->engine) && !has_room(g)) sleep_little(); /* it waits for the writing thread */
     }
     if (run_stopped(&g->state)) return;
     post(g, g->end);
     g->end = NULL;
+    while (!line_output_ended(g->output) &&
+           !run_stopped(&g->state)) { /* a reward program may take its time */
+        if (*interrupted) run_stop(&g->state, NULL);
+        sleep_little();
+    }
 }
 
 /* ---- Ends. */
@@ -187,13 +195,12 @@ static void abandon_flights(generation *g) {
 cop_status generate_run(const generate_plan *plan, input_file *in, reward_tally *tally,
                         const volatile int *interrupted, line_output_result *result, cop_error *err) {
     generation g = {.plan = plan, .engine = plan->model->engine};
-    line_output *output = NULL;
     run_state_init(&g.state);
     *result = (line_output_result){0};
     cop_status status = queue_open(&g.lines, err);
     if (status == COP_OK) status = queue_open(&g.finished, err);
     if (status == COP_OK)
-        status = line_output_open(&output, &plan->writing, g.finished, &g.state, tally, err);
+        status = line_output_open(&g.output, &plan->writing, g.finished, &g.state, tally, err);
     if (status == COP_OK) status = line_reader_open(&g.reader, &plan->reading, in, g.lines, &g.state, err);
     if (status == COP_OK)
         generate_all(&g, interrupted);
@@ -204,7 +211,7 @@ cop_status generate_run(const generate_plan *plan, input_file *in, reward_tally 
         if (plan->writing.program) reward_stop(plan->writing.program);
     }
     line_reader_close(g.reader);
-    *result = line_output_close(output);
+    *result = line_output_close(g.output);
     abandon_flights(&g);
     line_job_free(g.end);
     drain(g.lines);

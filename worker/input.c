@@ -280,7 +280,8 @@ static cop_status next_line(input_file *in, input_line *line, bool *more) {
         if (in->failure.status != COP_OK || skip_line(in) != COP_OK) return in->failure.status;
     } else if (n > 0) {
         line->bytes = in->bytes + in->start;
-        line->n = n - (line->bytes[n - 1] == '\n');
+        line->terminated = line->bytes[n - 1] == '\n';
+        line->n = n - line->terminated;
         line->blank = is_blank(line->bytes, line->n);
         pass(in, n);
     } else {

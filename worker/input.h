@@ -23,6 +23,7 @@ typedef struct input_line {
     size_t n;
     uint64_t number;   /* from 0; every line counts, blank ones too */
     cop_status status; /* COP_ETOOLARGE beyond JSONL_MAX_LINE, COP_ENOMEM: the line was skipped, n is 0 */
+    bool terminated;   /* it ended with a line feed, not with the input */
     bool blank;        /* nothing but spaces, tabs and carriage returns */
 } input_line;
 

@@ -25,7 +25,8 @@ typedef struct line_job {
     cop_error error;       /* why nothing was generated; COP_OK: nothing is wrong */
     reply_sample *samples; /* [n] by index; made with sample_copy() */
     uint32_t n;            /* samples of the line */
-    size_t n_bytes;        /* that the samples hold */
+    size_t n_read_bytes;   /* that it held when it was read */
+    size_t n_bytes;        /* the same, and what its samples hold */
     /* The input up to and with this line, of which `n_lines` were read: */
     uint64_t n_lines;
     char digest[INPUT_DIGEST_CHARS];

@@ -60,6 +60,7 @@ struct line_output {
     progress *progress;
     bool output_failed; /* nothing more can be written */
     bool complete;
+    atomic_bool thread_ended;
 };
 
 /* ---- Rewards. */
@@ -188,6 +189,16 @@ static cop_status encode_job(line_output *w, line_job *j, const double *rewards,
     return ok ? COP_OK : cop_fail(err, COP_ENOMEM, "could not encode a record");
 }
 
+/* A record that no reader takes becomes one that says so. */
+static cop_status shorten(line_job *j, wire_buffer *record, cop_error *err) {
+    if (record->n <= DATASET_MAX_RECORD) return COP_OK;
+    cop_fail(&j->error, COP_ETOOLARGE, "the samples of this line take %zu bytes, %zu is most: ask for fewer",
+             record->n, DATASET_MAX_RECORD);
+    wire_buffer_free(record, &worker_allocator);
+    return line_job_encode(record, j, NULL, NULL) ? COP_OK
+                                                  : cop_fail(err, COP_ENOMEM, "could not encode a record");
+}
+
 /* Takes the job, of which the record is all that stays. */
 static cop_status seal(line_output *w, line_job *j, const double *rewards, cop_error *err) {
     sealed *s = mem_zalloc(1, sizeof *s);
@@ -199,6 +210,7 @@ static cop_status seal(line_output *w, line_job *j, const double *rewards, cop_e
         j->record = (wire_buffer){0};
     }
     if (status == COP_OK && s->record.n == 0) status = encode_job(w, j, rewards, &s->record, err);
+    if (status == COP_OK && w->o.dataset) status = shorten(j, &s->record, err);
     if (status == COP_OK) status = read_sealed(s, err);
     line_job_free(j);
     if (status == COP_OK) return put_in_order(w, s, err);
@@ -420,7 +432,12 @@ static void show(line_output *w) {
 static cop_status expect_no_more(line_output *w, cop_error *err) {
     double extra;
     bool has;
-    return reward_take(w->o.program, clock_seconds() + PROGRAM_END_SECONDS, &extra, &has, err);
+    cop_status status = reward_take(w->o.program, clock_seconds() + PROGRAM_END_SECONDS, &extra, &has, err);
+    if (status != COP_EFORMAT || !w->o.dataset) return status;
+    cop_error ignored; /* what is written by now cannot be trusted: the data set says so for good */
+    dataset_note(w->o.dataset, "suspect_rewards", json_string(err->message));
+    dataset_flush(w->o.dataset, &ignored);
+    return status;
 }
 
 /* Wait for the rewards that are owing, and close the data set. */
@@ -470,6 +487,7 @@ static void *run(void *arg) {
     if (status == COP_OK && w->ended && !run_stopped(w->run)) status = finish(w, &err);
     if (status != COP_OK) run_stop(w->run, &err);
     if (!w->complete && !w->output_failed) write_rest(w);
+    atomic_store(&w->thread_ended, true);
     return NULL;
 }
 
@@ -496,6 +514,8 @@ cop_status line_output_open(line_output **out, const line_output_options *o, que
     *out = w;
     return COP_OK;
 }
+
+bool line_output_ended(const line_output *w) { return atomic_load(&w->thread_ended); }
 
 line_output_result line_output_close(line_output *w) {
     if (!w) return (line_output_result){0};

@@ -57,6 +57,7 @@ typedef struct line_output line_output;
  * order. */
 cop_status line_output_open(line_output **out, const line_output_options *o, queue *finished, run_state *run,
                             reward_tally *tally, cop_error *err);
+bool line_output_ended(const line_output *w); /* it has come to its end, and waits for nothing more */
 /* Wait for its end, after the last job or after the run was stopped.  NULL does nothing. */
 line_output_result line_output_close(line_output *w);
 

@@ -5,8 +5,11 @@
 #include <inttypes.h>
 #include <semaphore.h>
 #include <string.h>
+#include <time.h>
 
 #include "worker/engine_loop.h"
+
+#define MOST_READ_BYTES ((size_t)128 << 20) /* of lines that are not finished yet */
 
 struct line_reader {
     line_reader_options o;
@@ -14,7 +17,8 @@ struct line_reader {
     queue *lines;
     run_state *run;
     pthread_t thread;
-    sem_t room; /* jobs that may still be put */
+    sem_t room;                         /* jobs that may still be put */
+    line_job *first_known, *last_known; /* lines that are not put before all known ones are the same */
     uint64_t order;
     size_t n_held; /* of o.held, so many have had their turn */
 };
@@ -22,6 +26,39 @@ struct line_reader {
 static void put(line_reader *r, line_job *j) {
     queue_item *item = &j->item;
     queue_put(r->lines, &item);
+}
+
+/* Wait until there is room for a job, by number and by bytes; alone it always has it. */
+static void wait_for_room(line_reader *r) {
+    while (sem_wait(&r->room) != 0 && errno == EINTR) continue;
+    while (atomic_load(&r->run->read_bytes) > MOST_READ_BYTES && !run_stopped(r->run))
+        nanosleep(&(struct timespec){0, 5000000}, NULL);
+}
+
+/* Takes the job. */
+static void pass_on(line_reader *r, line_job *j) {
+    j->n_read_bytes = sizeof *j + j->n_id + j->input.n + j->record.n + j->tokens.n * sizeof *j->tokens.ids;
+    j->n_bytes = j->n_read_bytes;
+    wait_for_room(r);
+    atomic_fetch_add(&r->run->read_bytes, j->n_read_bytes);
+    put(r, j);
+}
+
+static void keep_known(line_reader *r, line_job *j) {
+    if (r->last_known)
+        r->last_known->item.next = &j->item;
+    else
+        r->first_known = j;
+    r->last_known = j;
+}
+
+static line_job *take_known(line_reader *r) {
+    line_job *j = r->first_known;
+    if (!j) return NULL;
+    r->first_known = (line_job *)j->item.next;
+    if (!r->first_known) r->last_known = NULL;
+    j->item.next = NULL;
+    return j;
 }
 
 /* Lines that an earlier run read must be the same; the check comes with the last of them. */
@@ -55,7 +92,6 @@ static line_job *take_held(line_reader *r, const input_line *line, cop_status *s
     held_record *record = &h->records[r->n_held];
     j->line = line->number;
     j->record = (wire_buffer){(uint8_t *)record->bytes, record->n};
-    j->n_bytes = record->n;
     record->bytes = NULL;
     return j;
 }
@@ -66,6 +102,14 @@ static cop_status take_line(line_reader *r, const input_line *line, cop_error *e
     if (status != COP_OK) return status;
     if (!j) j = line_job_open(&r->o.rules, line);
     if (!j) return cop_fail(err, COP_ENOMEM, "could not keep line %" PRIu64, line->number);
+    if (j->error.status == COP_EFORMAT && !line->terminated && r->o.tells_digest) {
+        cop_fail(err, COP_EFORMAT,
+                 "the input ends within line %" PRIu64
+                 " (from 0), which is no JSON: whoever writes it has not come to its end",
+                 line->number);
+        line_job_free(j);
+        return err->status;
+    }
     if (j->error.status != COP_OK && (r->o.strict || !line_error_stays(&j->error))) {
         *err = j->error;
         cop_error_prefix(err, "line %" PRIu64 " (from 0)", line->number);
@@ -75,8 +119,10 @@ static cop_status take_line(line_reader *r, const input_line *line, cop_error *e
     j->order = r->order++;
     j->n_lines = input_lines(r->in);
     if (r->o.tells_digest) input_digest(r->in, j->digest);
-    while (sem_wait(&r->room) != 0 && errno == EINTR) continue;
-    put(r, j);
+    if (line->number < r->o.known_lines)
+        keep_known(r, j);
+    else
+        pass_on(r, j);
     return COP_OK;
 }
 
@@ -87,6 +133,8 @@ static cop_status read_all(line_reader *r, cop_error *err) {
         if (status == COP_OK) status = check_known(r, !more, err);
         if (status == COP_OK && more && is_ours(r, &line)) status = take_line(r, &line, err);
         if (status != COP_OK) return status;
+        bool checked = input_lines(r->in) == r->o.known_lines;
+        for (line_job *j; checked && !run_stopped(r->run) && (j = take_known(r));) pass_on(r, j);
     }
     return COP_OK;
 }
@@ -127,6 +175,7 @@ void line_reader_close(line_reader *r) {
     if (!r) return;
     sem_post(&r->room); /* a thread that waits for room sees that the run was stopped */
     pthread_join(r->thread, NULL);
+    for (line_job *j; (j = take_known(r));) line_job_free(j);
     sem_destroy(&r->room);
     mem_free(r);
 }

@@ -20,8 +20,9 @@ typedef struct line_reader_options {
 typedef struct line_reader line_reader;
 
 /* Start the thread.  It puts line_jobs on `lines`, in order of line, at most `LINES_AHEAD` that were not
- * taken; the final one is marked last.  in, lines and run are borrowed, and not used by others meanwhile but
- * as the functions below say.  Whatever fails stops the run. */
+ * taken; the final one is marked last.  Lines that were known before are put when all of them have been read
+ * and are the same.  in, lines and run are borrowed, and not used by others meanwhile but as the functions
+ * below say.  Whatever fails stops the run. */
 cop_status line_reader_open(line_reader **out, const line_reader_options *o, input_file *in, queue *lines,
                             run_state *run, cop_error *err);
 enum { LINES_AHEAD = 512 };

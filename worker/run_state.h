@@ -13,6 +13,7 @@ typedef struct run_state {
     cop_error error; /* why it stopped; COP_OK: it was interrupted, or it goes on */
     atomic_bool stopped;
     atomic_size_t n_samples, n_tokens; /* generated so far, for the progress */
+    atomic_size_t read_bytes;          /* of lines that were read and are not finished yet */
     atomic_size_t held_bytes;          /* of samples that are finished and not written yet */
 } run_state;
 

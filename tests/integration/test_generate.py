@@ -200,6 +200,60 @@ def test_a_changed_start_of_stdin_is_refused(tmp_path):
     assert same.returncode == 0 and [r["line"] for r in records(tmp_path / "out")] == list(range(400))
 
 
+def test_a_file_in_place_of_stdin_is_compared_too(source, whole, tmp_path):
+    p = subprocess.Popen(command("-", tmp_path / "out", *OPTIONS), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    p.stdin.write(source.read_bytes())
+    p.stdin.flush()
+    while not shards(tmp_path / "out") or shards(tmp_path / "out")[0].stat().st_size == 0:
+        time.sleep(0.02)
+    p.kill()
+    p.wait()
+    p.stdin.close()
+    lines = source.read_text().splitlines()
+    n_known = manifest(tmp_path / "out")["input"]["lines"]
+    for changed in (lines[:1] + [lines[0]] + lines[2:], lines[:n_known - 1]):
+        q = generate(write_lines(tmp_path / "other.jsonl", changed), tmp_path / "out", *OPTIONS)
+        assert q.returncode == 1 and "is not what the output was begun with" in q.stderr
+    assert generate(source, tmp_path / "out", *OPTIONS).returncode == 0
+    assert records(tmp_path / "out") == records(whole)
+
+
+def test_stdin_in_place_of_a_file_is_refused(source, tmp_path):
+    p = subprocess.Popen(command(source, tmp_path / "out", *OPTIONS), stderr=subprocess.DEVNULL)
+    while not shards(tmp_path / "out"):
+        time.sleep(0.01)
+    p.kill()
+    p.wait()
+    q = generate("-", tmp_path / "out", *OPTIONS, input=source.read_text())
+    assert q.returncode == 1 and "give it with -i FILE" in q.stderr
+
+
+def test_no_changed_line_of_stdin_is_written(source, whole, tmp_path):
+    p = subprocess.Popen(command("-", tmp_path / "out", *OPTIONS), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    p.stdin.write(source.read_bytes())
+    p.stdin.flush()
+    while not shards(tmp_path / "out") or shards(tmp_path / "out")[0].stat().st_size == 0:
+        time.sleep(0.02)
+    p.kill()
+    p.wait()
+    p.stdin.close()
+    done, known = len(records(tmp_path / "out")), manifest(tmp_path / "out")["input"]["lines"]
+    assert done <= known
+    lines = source.read_text().splitlines()
+    lines[known - 1] = lines[0]  # the last one that was known; all before it are the same
+    q = generate("-", tmp_path / "out", *OPTIONS, input="\n".join(lines) + "\n")
+    assert q.returncode == 1 and "lines of the input are not those" in q.stderr
+    assert len(records(tmp_path / "out")) == done  # not even those before it
+
+
+def test_an_input_that_ends_within_a_line_is_not_over(source, whole, tmp_path):
+    data = source.read_bytes()
+    p = subprocess.run(command("-", tmp_path / "out", *OPTIONS), input=data[:-20], capture_output=True, timeout=PATIENCE)
+    assert p.returncode == 1 and b"ends within line 299" in p.stderr and manifest(tmp_path / "out")["state"] == "running"
+    assert subprocess.run(command("-", tmp_path / "out", *OPTIONS), input=data[:-1], timeout=PATIENCE).returncode == 0
+    assert records(tmp_path / "out") == records(whole)
+
+
 def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(source, whole, tmp_path):
     p = subprocess.Popen(command(source, tmp_path / "out", *OPTIONS, *SMALL_SHARDS), stderr=subprocess.PIPE, text=True)
     while not shards(tmp_path / "out"):
@@ -417,7 +471,33 @@ def test_a_program_may_answer_at_the_end(tmp_path):
     source = write_lines(tmp_path / "p.jsonl", questions(20))
     p = generate(source, tmp_path / "out", *OPTIONS, "--reward", "awk '{a[NR] = NR} END {for (i = 1; i <= NR; i++) print a[i]}'")
     assert p.returncode == 0, p.stderr
-    assert [x for r in records(tmp_path / "out") for x in r["rewards"]] == list(range(1, 81))
+    rewards = [r["rewards"] for r in records(tmp_path / "out")]
+    assert sorted(x for row in rewards for x in row) == list(range(1, 81))
+    assert all(row == list(range(int(row[0]), int(row[0]) + 4)) for row in rewards)  # asked line by line, as they finish
+
+
+def test_ctrl_c_ends_a_run_that_waits_for_its_judge(tmp_path):
+    source = write_lines(tmp_path / "p.jsonl", questions(3))
+    p = subprocess.Popen(command(source, tmp_path / "out", *OPTIONS, "--reward", "sleep 1000"), stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "out" / "manifest.json").exists():
+        time.sleep(0.01)
+    time.sleep(1)  # decoding is over by then, or it is not: both must end
+    p.send_signal(signal.SIGINT)
+    _, err = p.communicate(timeout=30)
+    assert p.returncode == 130, err
+
+
+def test_rewards_that_were_shifted_are_not_gone_on_with(tmp_path):
+    source = write_lines(tmp_path / "p.jsonl", questions(20))
+    (tmp_path / "judge.sh").write_text("echo -999; while read line; do echo 1; done\n")
+    options = [*OPTIONS, "--reward", f"sh {tmp_path}/judge.sh"]
+    assert generate(source, tmp_path / "out", *options).returncode == 1
+    (tmp_path / "judge.sh").write_text("while read line; do echo 1; done\n")
+    p = generate(source, tmp_path / "out", *options)
+    if p.returncode == 0:  # it was told before anything was written
+        assert all(r["rewards"] == [1] * 4 for r in records(tmp_path / "out"))
+    else:
+        assert "cannot be trusted" in p.stderr and manifest(tmp_path / "out")["state"] == "running"
 
 
 @pytest.mark.parametrize("program,told", [("head -n 3 | wc -c", "ended"), ("cat", "line 1"), ("exit 3", "3"),
@@ -446,6 +526,13 @@ def test_a_run_with_rewards_goes_on_after_a_kill(source, tmp_path):
     rewards = [r["rewards"] for r in records(tmp_path / "whole")]
     share = sum(row[0] for row in rewards) / len(rewards)
     assert f"pass@1 {share:.4f}" in end[0]
+
+
+def test_a_pool_that_cannot_hold_every_line_is_refused(source, tmp_path):
+    p = generate(source, tmp_path / "out", *OPTIONS, "--kv-memory", "1M")
+    assert p.returncode == 1 and "raise --kv-memory" in p.stderr and not (tmp_path / "out").exists()
+    p = generate(source, tmp_path / "out", *OPTIONS, "--kv-memory", "1M", "--context", "200")
+    assert p.returncode == 0, p.stderr
 
 
 def test_options_that_make_no_sense(tmp_path):
