@@ -115,6 +115,12 @@ class Timeout(ConnectionLost):
     code = "silent"
 
 
+class WorkerChanged(ConnectionLost):
+    """After a reconnect the worker has other weights or numerics: its samples do not belong to those that had arrived."""
+
+    code = "worker_changed"
+
+
 class ProtocolError(CoppiceError):
     """The other end sent something that is no reply of this protocol."""
 
