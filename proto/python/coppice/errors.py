@@ -80,7 +80,7 @@ class NotFound(CoppiceError):
 
 
 class DuplicateId(CoppiceError):
-    """The id belongs to a rollout that asks for something else."""
+    """A rollout with this id is in flight already."""
 
     code = "duplicate_id"
 
