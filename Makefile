@@ -28,6 +28,10 @@ CHECKS  := $(UNIT) $(FUZZ)
 # Tests that compare instruction sets; `check` runs them a second time with the AVX-512 bodies emulated.
 EMULATED := $(patsubst %,$B/tests/test_%,kernels attention math sampler draw_exact)
 
+# A name that no test has is told before anything is built for it.
+TEST_NAMES := $(notdir $(basename $(wildcard tests/unit/test_*.c tests/fuzz/fuzz_*.c tests/*/test_*.py)))
+$(foreach t,$(TESTS),$(if $(findstring $t,$(TEST_NAMES)),,$(error no test has "$t" in its name: names are those of the files, such as test_options)))
+
 all: $B/coppice build/coppice           ## the program, build/coppice
 	$(Q)command -v nvcc >/dev/null || echo "nvcc not found: built for the CPU"
 

@@ -160,7 +160,9 @@ static void list_name(char *list, size_t size, const char *name) {
 static bool unknown_key(request_reader *r, const request_place *place, const request_field *fields,
                         size_t n_fields) {
     char known[360] = "";
-    for (size_t i = 0; i < n_fields; i++) list_name(known, sizeof known, fields[i].name);
+    for (size_t i = 0; i < n_fields; i++) {
+        if (fields[i].read != request_read_unbuilt) list_name(known, sizeof known, fields[i].name);
+    }
     return request_read_fail(r, place, WIRE_BAD_REQUEST, "unknown key \"%s\": expected %s",
                              wire_quote(place->key).text, known);
 }

@@ -47,7 +47,7 @@ struct request_field {
 #define REQUEST_NO_FLAG ((size_t)-1)
 
 /* Read every pair of the map `value` into `base` by the table; a key outside it is an error that lists the
- * known ones. */
+ * known ones, those of request_read_unbuilt() apart. */
 bool request_read_map(request_reader *r, const request_place *place, const msgpack_object *value,
                       const request_field *fields, size_t n_fields, void *base);
 

@@ -26,6 +26,11 @@ static const request_field prompt_fields[] = {
 static bool read_prompt(request_reader *r, const request_place *place, const msgpack_object *value,
                         request_prompt *out) {
     prompt_draft d = {0};
+    if (value->type != MSGPACK_OBJECT_MAP)
+        return request_read_fail(
+            r, place, WIRE_BAD_REQUEST,
+            "cannot accept a value of type %s: expected a map with one of tokens, text, messages",
+            request_read_kind(value));
     if (!request_read_map(r, place, value, prompt_fields, sizeof prompt_fields / sizeof *prompt_fields, &d) ||
         !request_draft_finish(r, place, &d.draft, "\"tokens\", \"text\", \"messages\""))
         return false;

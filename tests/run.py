@@ -67,6 +67,9 @@ def main():
         n_fail = count("failed") + count("errors?")
         passed, skipped = passed + count("passed"), skipped + count("skipped")
         failed += n_fail or (1 if p.returncode else 0)
+    if args.names and not passed + failed + skipped:
+        print(f"no test of {build} has {' or '.join(args.names)} in its name")
+        return 1
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     return 1 if failed or not passed else 0
 

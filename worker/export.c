@@ -109,7 +109,7 @@ static int run(int argc, char **argv) {
     bool text = false;
     exported e = {0};
     enum { N_ROWS = 4 };
-    option_spec rows[MODEL_OPTION_ROWS + N_ROWS] = {
+    option_spec rows[TOKENIZER_OPTION_ROWS + N_ROWS] = {
         {.name = "to", .kind = OPTION_STRING, .value = &to, .arg = "jsonl", .help = "the format"},
         {.name = "output",
          .letter = 'o',
@@ -130,7 +130,7 @@ static int run(int argc, char **argv) {
          .help = "only samples with a reward of at least R",
          .given = &e.has_min_reward},
     };
-    int n_args, n_rows = N_ROWS + model_option_rows(&m, false, rows + N_ROWS);
+    int n_args, n_rows = N_ROWS + tokenizer_option_rows(&m, rows + N_ROWS);
     int exit_status = options_parse(&command_export, rows, n_rows, argc, argv, 1, &n_args);
     if (exit_status >= 0) return exit_status;
     cop_error err;
@@ -151,9 +151,9 @@ const command command_export = {
         "Prints one JSON object per sample, and {\"line\": ..., \"error\": ...} for a line without samples, "
         "as `coppice generate -o -` does: ids, masks and log-probabilities are JSON arrays, a seed "
         "beyond 2^53 is a decimal string, floats have nine digits, which bring back every bit of an fp32.\n"
+        "\n"
         "PATH is a folder that `coppice generate` writes or wrote, a single shard, JSON Lines of samples, or "
-        "- "
-        "for stdin. A data set that is not complete gives what it holds by now, with a note on stderr.",
+        "- for stdin. A data set that is not complete gives what it holds by now, with a note on stderr.",
     .example = "coppice export DIR --to jsonl -o samples.jsonl\n"
                "  coppice export DIR --to jsonl --text --model tests/models/calc-d4 | head -1",
     .run = run,

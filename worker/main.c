@@ -31,11 +31,37 @@ static void print_version(void) {
     printf("coppice %s, protocol 1, %s, cpu %s, no CUDA\n", COP_VERSION, compiler, name);
 }
 
+static const command *find_command(const char *name) {
+    for (int i = 0; i < N_COMMANDS; i++) {
+        if (!strcmp(name, commands[i]->name)) return commands[i];
+    }
+    return NULL;
+}
+
+static int unknown_command(const char *name) {
+    const char *names[N_COMMANDS];
+    for (int i = 0; i < N_COMMANDS; i++) names[i] = commands[i]->name;
+    const char *nearest = nearest_name(name, names, N_COMMANDS);
+    fprintf(stderr, "coppice: unknown command \"%s\": ", name);
+    if (nearest)
+        fprintf(stderr, "did you mean \"%s\"?\n", nearest);
+    else
+        fprintf(stderr, "`coppice --help` lists them\n");
+    return 2;
+}
+
+/* `coppice help COMMAND` */
+static int help_with(const char *name) {
+    const command *c = find_command(name);
+    return c ? c->run(2, (char *[]){(char *)c->name, (char *)"--help", NULL}) : unknown_command(name);
+}
+
 int main(int argc, char **argv) {
     if (argc < 2) {
         print_help(stderr);
         return 2;
     }
+    if (!strcmp(argv[1], "help") && argc > 2) return help_with(argv[2]);
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
         print_help(stdout);
         return 0;
@@ -44,12 +70,6 @@ int main(int argc, char **argv) {
         print_version();
         return 0;
     }
-    for (int i = 0; i < N_COMMANDS; i++) {
-        if (!strcmp(argv[1], commands[i]->name)) return commands[i]->run(argc - 1, argv + 1);
-    }
-    const char *names[N_COMMANDS];
-    for (int i = 0; i < N_COMMANDS; i++) names[i] = commands[i]->name;
-    fprintf(stderr, "coppice: unknown command \"%s\": did you mean \"%s\"?\n", argv[1],
-            nearest_name(argv[1], names, N_COMMANDS));
-    return 2;
+    const command *c = find_command(argv[1]);
+    return c ? c->run(argc - 1, argv + 1) : unknown_command(argv[1]);
 }

@@ -35,9 +35,16 @@ static int edit_distance(const char *a, const char *b) {
     return cost[n_a % 3][n_b];
 }
 
+/* The fewest edits that are too many to guess that something else was meant. */
+static int too_far(const char *wrong) {
+    int n = smaller((int)strnlen(wrong, NAME_BYTES), NAME_BYTES - 1);
+    int near = n / 3 > 2 ? n / 3 : 2;
+    return smaller(n, near + 1);
+}
+
 const char *nearest_name(const char *wrong, const char *const names[], int n) {
     const char *best = NULL;
-    int best_cost = INT_MAX;
+    int best_cost = too_far(wrong);
     for (int i = 0; i < n; i++) {
         int cost = edit_distance(wrong, names[i]);
         if (cost < best_cost) best_cost = cost, best = names[i];
@@ -45,14 +52,20 @@ const char *nearest_name(const char *wrong, const char *const names[], int n) {
     return best;
 }
 
-/* The right name for an unknown option, "help" included. */
-static const char *nearest_option(const char *wrong, const option_spec *options, int n_options) {
-    const char *best = "help";
+/* Tell of an unknown option, with the dashes that it had, and which one may have been meant.  Returns 2. */
+static int unknown_option(const command *c, const option_spec *options, int n_options, const char *dashes,
+                          const char *wrong) {
+    const char *best = nearest_name(wrong, (const char *const[]){"help"}, 1);
     for (int i = 0; i < n_options; i++) {
-        const char *pair[] = {best, options[i].name};
+        const char *pair[] = {best ? best : options[i].name, options[i].name};
         best = nearest_name(wrong, pair, 2);
     }
-    return best;
+    fprintf(stderr, "coppice %s: unknown option \"%s%s\": ", c->name, dashes, wrong);
+    if (best)
+        fprintf(stderr, "did you mean \"--%s\"?\n", best);
+    else
+        fprintf(stderr, "`coppice %s --help` lists them\n", c->name);
+    return 2;
 }
 
 /* ---- Help. */
@@ -321,9 +334,7 @@ static int parse_long(parser *p, const char *text) {
     }
     char name[NAME_BYTES];
     snprintf(name, sizeof name, "%.*s", n < sizeof name ? (int)n : (int)sizeof name - 1, text);
-    fprintf(stderr, "coppice %s: unknown option \"--%s\": did you mean \"--%s\"?\n", p->c->name, name,
-            nearest_option(name, p->options, p->n_options));
-    return 2;
+    return unknown_option(p->c, p->options, p->n_options, "--", name);
 }
 
 static int parse_letter(parser *p, const char *text) {
@@ -331,9 +342,7 @@ static int parse_letter(parser *p, const char *text) {
         const option_spec *o = &p->options[i];
         if (o->letter && o->letter == text[0]) return set_option(p, o, text[1] ? text + 1 : NULL);
     }
-    fprintf(stderr, "coppice %s: unknown option \"-%s\": did you mean \"--%s\"?\n", p->c->name, text,
-            nearest_option(text, p->options, p->n_options));
-    return 2;
+    return unknown_option(p->c, p->options, p->n_options, "-", text);
 }
 
 /* "-x" and "--x" are options; "-", "-5" and "-(1)" are not. */
@@ -374,8 +383,8 @@ int options_parse(const command *c, const option_spec *options, int n_options, i
 
 model_options model_options_defaults(void) { return (model_options){.step = -1, .precision = "bf16"}; }
 
-int model_option_rows(model_options *m, bool computes, option_spec *rows) {
-    const option_spec reads[] = {
+int tokenizer_option_rows(model_options *m, option_spec *rows) {
+    const option_spec own[] = {
         {.name = "model",
          .kind = OPTION_STRING,
          .value = &m->model,
@@ -393,6 +402,14 @@ int model_option_rows(model_options *m, bool computes, option_spec *rows) {
          .value = &m->tokenizer,
          .arg = "PATH",
          .help = "tokenizer.pkl or the directory that holds it; default: found as nanochat lays it out"},
+    };
+    _Static_assert(sizeof own / sizeof *own == TOKENIZER_OPTION_ROWS, "as many as the header says");
+    memcpy(rows, own, sizeof own);
+    return TOKENIZER_OPTION_ROWS;
+}
+
+int model_option_rows(model_options *m, bool computes, option_spec *rows) {
+    const option_spec overrides[] = {
         {.name = "softcap",
          .kind = OPTION_REAL,
          .value = &m->softcap,
@@ -455,9 +472,12 @@ int model_option_rows(model_options *m, bool computes, option_spec *rows) {
          .arg = "BYTES",
          .help = "memory for keys and values, such as 4G; default: a quarter of the free memory"},
     };
-    enum { N_READS = sizeof reads / sizeof *reads, N_COMPUTING = sizeof computing / sizeof *computing };
+    enum {
+        N_READS = TOKENIZER_OPTION_ROWS + sizeof overrides / sizeof *overrides,
+        N_COMPUTING = sizeof computing / sizeof *computing
+    };
     _Static_assert(N_READS + N_COMPUTING <= MODEL_OPTION_ROWS, "the table of the caller has room");
-    memcpy(rows, reads, sizeof reads);
+    memcpy(rows + tokenizer_option_rows(m, rows), overrides, sizeof overrides);
     if (computes) memcpy(rows + N_READS, computing, sizeof computing);
     return computes ? N_READS + N_COMPUTING : N_READS;
 }

@@ -1,8 +1,8 @@
 /* Command lines: a table of options per command, parsed and explained by one function.
  *
  * `--name VALUE`, `--name=VALUE`, and short forms where given.  A wrong option gets one line on stderr that
- * names it and the nearest right one, and exit status 2.  `--help` prints usage, options and the example on
- * stdout. */
+ * names it and the nearest right one, if one is near, and exit status 2.  `--help` prints usage, options and
+ * the example on stdout. */
 #ifndef COP_OPTIONS_H
 #define COP_OPTIONS_H
 
@@ -71,6 +71,10 @@ typedef struct model_options {
 } model_options;
 model_options model_options_defaults(void);
 
+/* Rows for a table, of a command that only needs the tokenizer: --model --step --tokenizer. */
+enum { TOKENIZER_OPTION_ROWS = 3 };
+int tokenizer_option_rows(model_options *m, option_spec *rows);
+
 /* Rows for a table.  Write at most MODEL_OPTION_ROWS of them to `rows`; returns how many.
  * computes: also --precision --threads --pin --context --kv-memory, which commands that only read a
  * checkpoint lack. */
@@ -80,7 +84,8 @@ int model_option_rows(model_options *m, bool computes, option_spec *rows);
 /* The part that checkpoint_open takes. */
 checkpoint_options model_checkpoint_options(const model_options *m);
 
-/* The name among `n` that is nearest to `wrong` by edit distance. */
+/* The name among `n` that is nearest to `wrong` by edit distance; NULL if none is near: at most 2 edits away,
+ * or a third of the length of `wrong`, and not all of it. */
 const char *nearest_name(const char *wrong, const char *const names[], int n);
 
 /* Print "coppice: <message>" to stderr and return `status`. */

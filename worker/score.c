@@ -14,9 +14,16 @@ const command command_score = {
     .arguments = "",
     .summary = "log-probabilities of token sequences, JSON Lines in and out",
     .details =
-        "Each line {\"tokens\": [...]} gives {\"logprobs\": [...]}, as long as the input: the "
-        "log-probability of each\n"
-        "token given those before it, null for the first. The bits are those of a rollout's model_logprobs.",
+        "Reads JSON Lines on stdin. Each line {\"tokens\": [...]} gives {\"logprobs\": [...]}, as long as "
+        "the "
+        "input: the natural log of the probability of each token given those before it, null for the first. "
+        "At temperature 1 the bits are those of a rollout's model_logprobs.\n"
+        "\n"
+        "--top K adds top_ids and top_logprobs, the K best ids of each position (null for the first), best "
+        "first, and next_ids and next_logprobs, the K best to follow the last token.\n"
+        "\n"
+        "A bad line gives {\"line\": n, \"error\": ...}, and the next is read. Exit status: 0; 1, failed, or "
+        "some lines were bad; 2, wrong options.",
     .example =
         "echo '{\"tokens\": [1015, 1016, 72, 105]}' | coppice score --model tests/models/calc-d4 --top 3",
     .run = run,
@@ -106,7 +113,7 @@ static int run(int argc, char **argv) {
          .kind = OPTION_INT,
          .value = &c.top,
          .arg = "K",
-         .help = "also tell the K best ids of each position",
+         .help = "also tell the K best ids of each position, and after the last",
          .max = 20},
         {.name = "temperature",
          .kind = OPTION_REAL,

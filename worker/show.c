@@ -138,9 +138,9 @@ static int run(int argc, char **argv) {
     model_options m = model_options_defaults();
     show_view v = {.page.out = stdout, .filter.sample = -1};
     choices c = {.colour = "auto", .limit = -1};
-    option_spec rows[SHOW_OPTION_ROWS + MODEL_OPTION_ROWS];
+    option_spec rows[SHOW_OPTION_ROWS + TOKENIZER_OPTION_ROWS];
     option_rows(&v, &c, rows);
-    int n_args, n_rows = SHOW_OPTION_ROWS + model_option_rows(&m, false, rows + SHOW_OPTION_ROWS);
+    int n_args, n_rows = SHOW_OPTION_ROWS + tokenizer_option_rows(&m, rows + SHOW_OPTION_ROWS);
     int exit_status = options_parse(&command_show, rows, n_rows, argc, argv, 1, &n_args);
     if (exit_status >= 0) return exit_status;
     if (n_args != 1) {
@@ -159,12 +159,13 @@ const command command_show = {
     .summary = "leaf through samples",
     .details =
         "Prints each prompt with its samples below it: a line about the sample, then its text. Sampled "
-        "tokens "
-        "and forced ones (what a tool put in) have different colours; without colours forced ones stand "
+        "tokens and forced ones (what a tool put in) have different colours; without colours forced ones "
+        "stand "
         "between ⟦ and ⟧. Control characters are spelled out, so the text is safe to look at.\n"
+        "\n"
         "PATH is a folder that `coppice generate` writes or wrote, a single shard, JSON Lines of samples, or "
-        "- "
-        "for stdin. Samples of one prompt are shown together where they stand together. Text is decoded with "
+        "- for stdin. Samples of one prompt are shown together where they stand together. Text is decoded "
+        "with "
         "the tokenizer of --model, else of the model that the folder's manifest names, if it is still there; "
         "else it is the samples' own text, or token ids.",
     .example = "coppice show DIR --failed-tools --limit 5\n"

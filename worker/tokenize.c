@@ -15,8 +15,8 @@
 /* Parse the command line and open the tokenizer.  -1, or the exit status. */
 static int start(const command *c, int argc, char **argv, tokenizer **t) {
     model_options m = model_options_defaults();
-    option_spec rows[MODEL_OPTION_ROWS];
-    int n_args, n_rows = model_option_rows(&m, false, rows);
+    option_spec rows[TOKENIZER_OPTION_ROWS];
+    int n_args, n_rows = tokenizer_option_rows(&m, rows);
     int exit_status = options_parse(c, rows, n_rows, argc, argv, 0, &n_args);
     if (exit_status >= 0) return exit_status;
     cop_error err;
@@ -129,11 +129,10 @@ const command command_tokenize = {
     .arguments = "",
     .summary = "text or chat messages to token ids",
     .details = "Reads JSON Lines on stdin, {\"text\": ...} or {\"messages\": [...]}, and writes {\"tokens\": "
-               "[...]}.\n"
-               "A text gets no BOS, and special tokens in it are ordinary text.  Messages become a prompt "
-               "primed for the\n"
-               "assistant, cut to 2048 tokens as nanochat's render_for_completion does; the last must be the "
-               "user's.\n"
+               "[...]}. A text gets no BOS, and special tokens in it are ordinary text. Messages become a "
+               "prompt primed for the assistant, cut to 2048 tokens as nanochat's render_for_completion "
+               "does; the last must be the user's.\n"
+               "\n"
                "A bad line gives {\"line\": n, \"error\": ...} and exit status 1 at the end.",
     .example = "echo '{\"text\": \"hello\"}' | coppice tokenize --model tests/models/calc-d4",
     .run = run_tokenize,
@@ -144,8 +143,8 @@ const command command_detokenize = {
     .arguments = "",
     .summary = "token ids to text and bytes",
     .details = "Reads JSON Lines on stdin, {\"tokens\": [...]}, and writes {\"text\": ..., \"bytes\": "
-               "base64}.  In the text, invalid\n"
-               "UTF-8 is replaced by U+FFFD; the bytes are exact.\n"
+               "base64}. In the text, invalid UTF-8 is replaced by U+FFFD; the bytes are exact.\n"
+               "\n"
                "A bad line gives {\"line\": n, \"error\": ...} and exit status 1 at the end.",
     .example = "echo '{\"tokens\": [104, 105]}' | coppice detokenize --model tests/models/calc-d4",
     .run = run_detokenize,

@@ -37,6 +37,16 @@ def test_wrong_use_is_status_2():
     assert p.stderr == 'coppice calc: unknown option "--hlep": did you mean "--help"?\n'
 
 
+def test_help_about_a_command_is_its_own():
+    coppice = lambda *args: subprocess.run([COPPICE, *args], capture_output=True, text=True, timeout=60)
+    p = coppice("help", "calc")
+    assert (p.returncode, p.stdout, p.stderr) == (0, calc("--help").stdout, "")
+    p = coppice("help", "clac")
+    assert (p.returncode, p.stdout, p.stderr) == (2, "", 'coppice: unknown command "clac": did you mean "calc"?\n')
+    p = coppice("frob")
+    assert (p.returncode, p.stdout, p.stderr) == (2, "", 'coppice: unknown command "frob": `coppice --help` lists them\n')
+
+
 def test_help_has_an_example_that_works():
     p = calc("--help")
     assert p.returncode == 0 and p.stderr == ""

@@ -295,11 +295,29 @@ def test_a_wait_may_be_bounded_and_taken_up_again(worker):
         assert len(rollout.wait()) == 1
 
 
-def test_nobody_there_is_a_timeout():
-    with Client("tcp://127.0.0.1:1", silence=0.1, timeout=0.1) as client:
-        with pytest.raises(coppice.ConnectionLost):
-            client.ping()
+def test_nobody_there_is_told_as_such():
+    with Client("tcp://127.0.0.1:1", silence=0.1, timeout=60) as client:
+        for _ in range(2):
+            with pytest.raises(coppice.ConnectionLost, match="no worker at tcp://127.0.0.1:1: not connected after 0.1 s"):
+                client.ping()
         assert client._pending == {}
+
+
+def test_a_worker_that_comes_late_is_found(worker):
+    first = worker(lambda q: [])
+    first.close()
+    with Client(first.endpoint, silence=0.3, timeout=10) as client:
+        rollout = client.rollout(["x"])
+        with pytest.raises(coppice.ConnectionLost, match="no worker"):
+            rollout.wait()
+        worker(lambda q: [samples(sample()), DONE], endpoint=first.endpoint)
+        for _ in range(30):  # libzmq tries again every now and then
+            try:
+                assert len(rollout.wait()) == 1
+                return
+            except coppice.ConnectionLost as e:
+                assert "no worker" in e.message
+        pytest.fail("the worker was not found")
 
 
 def test_open_requests_are_sent_again_after_a_reconnect_and_repeats_dropped(worker):
@@ -312,7 +330,40 @@ def test_open_requests_are_sent_again_after_a_reconnect_and_repeats_dropped(work
         second = worker(lambda q: [accepted(2), samples(sample(0, 0)), samples(sample(0, 1)), DONE], endpoint=first.endpoint)
         assert [s.sample for s in arriving] == [1]
         assert len(rollout.samples) == 2
-    assert second.requests == first.requests and second.requests[0]["id"] == "again"
+    assert second.requests == [{"seed": 7, **first.requests[0]}] and second.requests[0]["id"] == "again"
+
+
+def test_a_request_is_sent_again_with_the_seed_that_the_worker_drew(worker):
+    first = worker(lambda q: [accepted(2), samples(sample(0, 0))])
+    with Client(first.endpoint) as client:
+        drawn, own = client.rollout(["x"], n=2), client.rollout(["x"], n=2, seed=99)
+        assert next(iter(drawn)).sample == next(iter(own)).sample == 0
+        first.close()
+        second = worker(lambda q: [accepted(2), samples(sample(0, 1)), DONE], endpoint=first.endpoint)
+        assert len(drawn.wait()) == len(own.wait()) == 2
+    assert [q.get("seed") for q in first.requests] == [None, 99]
+    assert [q.pop("seed") for q in second.requests] == [7, 99]
+    first.requests[1].pop("seed")
+    assert second.requests == first.requests
+
+
+@pytest.mark.parametrize("change, told", [({"weights": [0, "e"]}, "weights d before, e now"),
+                                          ({"numerics": "f32"}, "numerics bf16 before, f32 now"),
+                                          ({"weights": [0, "e"], "numerics": "f32"}, "weights d before, e now; numerics bf16 before, f32 now")])
+def test_the_samples_of_two_models_are_not_mixed(worker, change, told):
+    first = worker(lambda q: [accepted(2), samples(sample(0, 0))])
+    with Client(first.endpoint) as client:
+        rollout = client.rollout(["x"], n=2, id="mine")
+        assert next(iter(rollout)).sample == 0
+        first.close()
+        second = worker(lambda q: [PONG] if q["type"] == "ping" else [{**accepted(2), **change}, samples(sample(0, 1)), DONE],
+                        endpoint=first.endpoint)
+        with pytest.raises(coppice.WorkerChanged, match=told) as e:
+            rollout.wait()
+        assert isinstance(e.value, coppice.ConnectionLost) and len(rollout.samples) == 1
+        assert rollout.accepted == {"samples": 2, "seed": 7, "weights": [0, "d"], "numerics": "bf16"}  # of the samples that it has
+        assert client.ping()["model"] == "m"  # the others go on
+    assert [(q["type"], q.get("target")) for q in second.requests] == [("rollout", None), ("cancel", "mine"), ("ping", None)]
 
 
 def test_closing_ends_what_is_open(worker):

@@ -130,7 +130,7 @@ static void letters_take_values_apart_or_attached(void **state) {
     parse(&f, "-oy", NULL);
     assert_string_equal(f.output, "y");
     parse(&f, "-z", NULL);
-    expect_refusal(&f, "coppice try: unknown option \"-z\": did you mean \"--help\"?\n");
+    expect_refusal(&f, "coppice try: unknown option \"-z\": `coppice try --help` lists them\n");
 }
 
 static void arguments_come_in_order_among_options(void **state) {
@@ -165,6 +165,8 @@ static void a_wrong_name_gets_the_nearest_right_one(void **state) {
     expect_refusal(&f, "coppice try: unknown option \"--thread\": did you mean \"--threads\"?\n");
     parse(&f, "--hepl", NULL);
     expect_refusal(&f, "coppice try: unknown option \"--hepl\": did you mean \"--help\"?\n");
+    parse(&f, "--frobnicate", NULL); /* nothing is near */
+    expect_refusal(&f, "coppice try: unknown option \"--frobnicate\": `coppice try --help` lists them\n");
     parse(&f, "--thr", NULL); /* no abbreviations: a later option must not change what a script means */
     assert_int_equal(f.status, 2);
 }
@@ -308,14 +310,30 @@ static void the_nearest_name_counts_edits(void **state) {
     assert_string_equal(nearest_name("shwo", names, 4), "show");
     assert_string_equal(nearest_name("scores", names, 4), "score");
     assert_string_equal(nearest_name("worker", names, 4), "worker");
-    assert_string_equal(nearest_name("", names, 4), "calc"); /* the first of the shortest */
     assert_null(nearest_name("x", names, 0));
+}
+
+static void only_what_is_near_is_a_suggestion(void **state) {
+    (void)state;
+    static const char *const names[] = {"worker", "show", "detokenize", "n"};
+    assert_string_equal(nearest_name("sohw", names, 4), "show");
+    assert_string_equal(nearest_name("shwoo", names, 4), "show"); /* 2 edits */
+    assert_null(nearest_name("frob", names, 4));                  /* 3 of "show" */
+    assert_string_equal(nearest_name("detoknze", names, 4), "detokenize");
+    assert_string_equal(nearest_name("detokinise", names, 4), "detokenize");
+    assert_string_equal(nearest_name("detokinyse", names, 4), "detokenize"); /* 3 of 10 letters */
+    assert_null(nearest_name("detakinyse", names, 4));                       /* 4 */
+    assert_null(nearest_name("", names, 4));
+    assert_null(nearest_name("x", names, 4)); /* 1 edit from "n", which is all of it */
+    assert_null(nearest_name("xy", names, 4));
 }
 
 static void model_rows_cover_what_commands_take(void **state) {
     (void)state;
     model_options m = model_options_defaults();
     option_spec rows[MODEL_OPTION_ROWS];
+    assert_int_equal(tokenizer_option_rows(&m, rows), TOKENIZER_OPTION_ROWS);
+    assert_string_equal(rows[TOKENIZER_OPTION_ROWS - 1].name, "tokenizer");
     assert_int_equal(model_option_rows(&m, false, rows), 8);
     int n = model_option_rows(&m, true, rows), n_args;
     assert_int_equal(n, 13);
@@ -384,6 +402,7 @@ int main(void) {
         cmocka_unit_test(help_shows_everything_on_stdout),
         cmocka_unit_test(long_help_is_wrapped),
         cmocka_unit_test(the_nearest_name_counts_edits),
+        cmocka_unit_test(only_what_is_near_is_a_suggestion),
         cmocka_unit_test(model_rows_cover_what_commands_take),
         cmocka_unit_test(errors_are_told_with_their_key),
     };

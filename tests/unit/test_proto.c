@@ -166,6 +166,23 @@ static void requests_decode_as_the_vectors_say(void **state) {
     each_row("tests/vectors/requests.jsonl", check_request);
 }
 
+/* {"type": "rollout", "id": "r", "x": 1} */
+static void what_is_expected_instead_of_a_key_is_built(void **state) {
+    (void)state;
+    static const char message[] = "\x83\xA4type\xA7rollout\xA2id\xA1r\xA1x\x01";
+    counted_heap heap = {.fail_at = -1};
+    wire_allocator allocator = COUNTED(heap);
+    request *q;
+    request_failure failure;
+    assert_false(request_decode(&q, message, sizeof message - 1, WIRE_MAX_MESSAGE, &allocator, &failure));
+    assert_string_equal(failure.error.key, "x");
+    assert_non_null(strstr(failure.error.message, "expected type, id, compress, prompts, n, seed,"));
+    assert_non_null(strstr(failure.error.message, "deliver, timeout"));
+    assert_null(strstr(failure.error.message, "weights"));
+    assert_null(strstr(failure.error.message, "model"));
+    assert_int_equal(heap.n_live, 0);
+}
+
 static void five_bytes_do_not_allocate(void **state) {
     (void)state;
     const uint8_t frames[][5] = {
@@ -416,6 +433,7 @@ static void how_ids_are_encoded_does_not_matter(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(requests_decode_as_the_vectors_say),
+        cmocka_unit_test(what_is_expected_instead_of_a_key_is_built),
         cmocka_unit_test(five_bytes_do_not_allocate),
         cmocka_unit_test(a_message_may_be_as_long_as_the_limit_and_no_longer),
         cmocka_unit_test(undeclared_sizes_cost_in_proportion_and_stop_at_the_limit),

@@ -269,7 +269,8 @@ bad("no prompts key", {"type": "rollout", "id": "r"}, "bad_request", "prompts", 
 bad("no prompts", ask(prompts=[]), "bad_request", "prompts", "1 to 4096")
 bad("prompts that are a map", ask(prompts={}), "bad_request", "prompts", "expected an array")
 bad("4097 prompts", ask(prompts=[{"text": ""}] * 4097), "bad_request", "prompts", "1 to 4096")
-bad("a prompt that is a str", ask(prompts=["hi"]), "bad_request", "prompts[0]", "expected a map")
+bad("a prompt that is a str", ask(prompts=["hi"]), "bad_request", "prompts[0]",
+    "type str: expected a map with one of tokens, text, messages")
 bad("n 0", ask(n=0), "bad_request", "n", "1 to 4096")
 bad("n 4097", ask(n=4097), "bad_request", "n", "1 to 4096")
 bad("n -1", ask(n=-1), "bad_request", "n", "-1")

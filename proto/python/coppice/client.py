@@ -15,6 +15,8 @@ from .sample import Sample, Scores, Text
 Message = Mapping[str, Any]
 Prompt = Union[str, wire.Tokens, Sequence[Message], Mapping[str, Any]]
 
+CONNECT_SECONDS = 5.0  # after which there is no worker at an endpoint that has never answered
+
 
 def prompt_map(prompt: Prompt) -> Dict[str, Any]:
     """A prompt as the protocol has it.
@@ -59,6 +61,10 @@ class _Pending:
     def finished(self) -> bool:
         return self.error is not None or self.reply is not None
 
+    def frame_again(self) -> bytes:
+        """The frame to send after a reconnect."""
+        return self.frame
+
     def take(self, reply: Dict[str, Any]) -> None:
         self.reply = reply
 
@@ -91,12 +97,30 @@ class Rollout(_Pending):
             for m in reply.get("samples", ()):
                 self._take_sample(Sample.from_wire(m))
         elif kind == "accepted":
-            self.accepted = _body(reply)
+            self._take_accepted(_body(reply))
         elif kind == "done":
             self.reply = _body(reply)
 
+    def frame_again(self) -> bytes:
+        """With the seed that the worker drew, if it did: a worker that was restarted would draw another."""
+        if self.accepted is None or "seed" not in self.accepted:
+            return self.frame
+        return wire.pack({"seed": self.accepted["seed"], **wire.unpack(self.frame)})
+
+    def _take_accepted(self, accepted: Dict[str, Any]) -> None:
+        """The second one, after a reconnect, must promise what the first did."""
+        if self.accepted is None:
+            self.accepted = accepted
+            return
+        differ = [f"{what} {was} before, {now} now" for what, was, now in zip(("weights", "numerics"), _promise(self.accepted),
+                                                                             _promise(accepted)) if was != now]
+        if differ:
+            self._client._send(wire.pack({"type": "cancel", "id": str(uuid.uuid4()), "target": self.id}))
+            raise errors.WorkerChanged("cannot go on with the rollout after a reconnect, the worker is another one: "
+                                       f"{'; '.join(differ)}; start it anew")
+
     def _take_sample(self, sample: Sample) -> None:
-        """After a reconnect the worker repeats what it had sent."""
+        """A worker that was restarted generates again what had arrived already."""
         at = sample.prompt, sample.sample
         if at not in self._seen:
             self._seen.add(at)
@@ -131,6 +155,11 @@ def _body(reply: Mapping[str, Any]) -> Dict[str, Any]:
     return {k: v for k, v in reply.items() if k not in ("type", "id")}
 
 
+def _promise(accepted: Mapping[str, Any]) -> Tuple[Any, Any]:
+    """What an `accepted` says of the bits to come: the digest of the weights, and the numerics."""
+    return (accepted.get("weights") or (0, None))[1], accepted.get("numerics")
+
+
 def _given(**keys: Any) -> Dict[str, Any]:
     """The keys whose value is not None."""
     return {k: v for k, v in keys.items() if v is not None}
@@ -141,13 +170,16 @@ class Client:
 
     endpoint    such as "tcp://127.0.0.1:5555" or "ipc:///run/coppice.sock"
     timeout     seconds that the worker may take to answer a ping before a wait raises Timeout
-    silence     seconds without any reply after which a wait sends that ping; long rollouts are silent, dead workers too
-    server_key  CURVE: the worker's public key (40 characters, Z85); a TCP worker that is not local wants it
+    silence     seconds without any reply after which a wait sends that ping; long rollouts are silent, dead workers too.
+                A wait for a worker that was never there raises ConnectionLost after as long, at most 5 s
+    server_key  CURVE: the server's public key (40 characters, Z85).  Today's worker has no CURVE: this is for a proxy that has
     public_key, secret_key  CURVE: this client's pair; made up if only server_key is given
     context     a zmq.Context to share; the client makes its own otherwise
 
-    A lost connection is found again by itself, and open requests are sent again: under the same id the worker goes on
-    where it was, so nothing is missed and nothing comes twice.
+    A lost connection is found again by itself, and open requests are sent again under the same ids.  A worker that was
+    restarted meanwhile begins them anew, with the same seed; samples that had arrived come only once.  If its weights or
+    numerics are others, the rollout ends in WorkerChanged.  To attach to a rollout that still runs is not built yet: a worker
+    that lost just the connection may still be at it, and then the rollout ends in DuplicateId.
     """
 
     def __init__(self, endpoint: str, timeout: float = 10.0, silence: float = 10.0, *,
@@ -231,7 +263,8 @@ class Client:
         text         also return the completions' text
         deliver      "sample" as each ends, "prompt" when all of one's have, or "request"
         timeout      seconds after which the worker cancels what is unfinished
-        id           1 to 128 bytes, global to the worker; a UUID by default.  The id of a known rollout attaches to it
+        id           1 to 128 bytes, global to the worker; a UUID by default.  That of a rollout in flight is refused (DuplicateId)
+        min_weights, weights_timeout, model  not built yet: the worker answers Unsupported
         """
         id = id or str(uuid.uuid4())
         message = {"type": "rollout", "id": id, "prompts": prompt_maps(prompts)}
@@ -324,7 +357,8 @@ class Client:
         if self._ping_id is not None:
             self._pending.pop(self._ping_id, None)
             self._ping_id = None
-        self._deadline = time.monotonic() + self.silence
+        patience = self.silence if self._connected else min(self.silence, CONNECT_SECONDS)
+        self._deadline = time.monotonic() + patience
 
     def _pump(self, end: Optional[float] = None) -> None:
         """Take what has arrived; wait for something at most until `end` or the end of the silence."""
@@ -351,10 +385,16 @@ class Client:
             recv_monitor_message(self._monitor)
             if self._connected:
                 for pending in list(self._pending.values()):
-                    self._send(pending.frame)
-            self._connected = True
+                    self._send(pending.frame_again())
+            else:
+                self._connected = True
+                self._heard()
 
     def _break_silence(self) -> None:
+        if not self._connected:
+            self._heard()  # as below
+            raise errors.ConnectionLost(f"there is no worker at {self.endpoint}: not connected after "
+                                        f"{min(self.silence, CONNECT_SECONDS):g} s")
         if self._ping_id is not None:
             self._heard()  # whoever waits again begins a silence of its own
             raise errors.Timeout(f"the worker at {self.endpoint} was silent for {self.silence:g} s and did not answer a ping "
@@ -381,7 +421,7 @@ class Client:
         else:
             try:
                 pending.take(reply)
-            except errors.ProtocolError as e:
+            except (errors.ProtocolError, errors.ConnectionLost) as e:
                 pending.error = e
         if pending.finished:
             del self._pending[id]

@@ -80,7 +80,7 @@ class NotFound(CoppiceError):
 
 
 class DuplicateId(CoppiceError):
-    """The id belongs to a rollout that asks for something else."""
+    """A rollout with this id is in flight already."""
 
     code = "duplicate_id"
 
@@ -113,6 +113,12 @@ class Timeout(ConnectionLost):
     """The worker was silent and did not answer a ping, or a wait took longer than allowed."""
 
     code = "silent"
+
+
+class WorkerChanged(ConnectionLost):
+    """After a reconnect the worker has other weights or numerics: its samples do not belong to those that had arrived."""
+
+    code = "worker_changed"
 
 
 class ProtocolError(CoppiceError):
