@@ -3,7 +3,8 @@
  * What stands on disk at any moment, and so what opening finds after a crash:
  *
  *   1. nothing, or a temporary manifest                      begin
- *   2. a manifest; shards 0 .. k-1 as it tells               go on with shard k
+ *   2. a manifest; shards 0 .. k-1 as it tells               go on with shard k; where there is no record
+ *                                                            yet, another identity may begin anew
  *   3. the same, and shard k: whole frames, then perhaps     cut the torn frame off, count the records,
  *      a torn one                                            complete the shard if it has grown enough
  *   4. the manifest says "complete": no shard but its own    nothing to do
@@ -24,6 +25,7 @@
 
 #include "worker/file_hash.h"
 #include "worker/frames.h"
+#include "worker/held_records.h"
 
 _Static_assert(DATASET_MAX_RECORD + FRAME_BYTES == FRAME_MAX_BYTES, "it fits a frame behind others");
 
@@ -314,8 +316,23 @@ static cop_status count_frame(dataset_writer *w, const shard_frame *f, cop_error
     return COP_OK;
 }
 
+/* Whether a file may begin so that is to be a frame and was not written whole: as a frame does, with zeros in
+ * place of what did not reach the disk. */
+static cop_status begins_frame(bool *out, const dataset_writer *w, cop_error *err) {
+    static const uint8_t magic[4] = {0x28, 0xB5, 0x2F, 0xFD};
+    uint8_t bytes[sizeof magic];
+    ssize_t n = pread(w->shard.fd, bytes, sizeof bytes, 0), i = 0;
+    if (n < 0)
+        return cop_fail(err, COP_EIO, "could not read \"%s\": %s", growing_path(w).text, strerror(errno));
+    while (i < n && bytes[i] == magic[i]) i++;
+    while (i < n && bytes[i] == 0) i++;
+    *out = i == n;
+    return COP_OK;
+}
+
 /* The whole frames end here, the file does not.  What is left is cut off, unless whole frames follow: no
- * crash leaves that, so it is damage, and what follows is not ours to remove. */
+ * crash leaves that, so it is damage, and what follows is not ours to remove.  Nor is a file that never held
+ * a frame and does not begin as one. */
 static cop_status cut_tail(dataset_writer *w, const shard_frame *f, cop_error *err) {
     shard_path path = growing_path(w);
     bool follows;
@@ -327,6 +344,13 @@ static cop_status cut_tail(dataset_writer *w, const shard_frame *f, cop_error *e
             "cannot go on with \"%s\": the frame at byte %llu is damaged (%s) and whole ones follow; "
             "to make it and all after it again: truncate -s %llu \"%s\"",
             path.text, (unsigned long long)f->start, f->why, (unsigned long long)f->start, path.text);
+    bool is_ours = true;
+    if (w->shard.bytes == 0) status = begins_frame(&is_ours, w, err);
+    if (status != COP_OK) return status;
+    if (!is_ours)
+        return cop_fail(err, COP_EFORMAT,
+                        "cannot go on with \"%s\": it is no shard, nor the beginning of one; move it away",
+                        path.text);
     w->shard.is_torn = true;
     return cut_torn(w, err);
 }
@@ -386,24 +410,28 @@ static cop_status open_folder(dataset_writer *w, cop_error *err) {
                : cop_fail(err, COP_EIO, "could not make the folder \"%s\": %s", w->dir, strerror(errno));
 }
 
-/* Whether no shard has a number of `end` or above. */
-static cop_status check_numbers(const dataset_writer *w, uint64_t end, const char *why, cop_error *err) {
+static cop_status list_folder(DIR **out, const dataset_writer *w, cop_error *err) {
     int fd = openat(w->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *folder = fd < 0 ? NULL : fdopendir(fd);
-    if (!folder) {
-        cop_fail(err, COP_EIO, "could not list the folder \"%s\": %s", w->dir, strerror(errno));
-        if (fd >= 0) close(fd);
-        return COP_EIO;
-    }
-    cop_status status = COP_OK;
+    *out = fd < 0 ? NULL : fdopendir(fd);
+    if (*out) return COP_OK;
+    cop_fail(err, COP_EIO, "could not list the folder \"%s\": %s", w->dir, strerror(errno));
+    if (fd >= 0) close(fd);
+    return COP_EIO;
+}
+
+/* That no shard has a number of `end` or above. */
+static cop_status check_numbers(const dataset_writer *w, uint64_t end, cop_error *err) {
+    DIR *folder;
+    cop_status status = list_folder(&folder, w, err);
+    if (status != COP_OK) return status;
     const struct dirent *entry;
     uint64_t number;
     while (status == COP_OK && (entry = readdir(folder))) {
         if (shard_number(entry->d_name, &number) && number >= end)
-            status = cop_fail(
-                err, COP_EINVAL,
-                "cannot write into \"%s\": it holds \"%s\", %s; move it away, or take another folder", w->dir,
-                entry->d_name, why);
+            status = cop_fail(err, COP_EINVAL,
+                              "cannot write into \"%s\": it holds \"%s\", beyond what its manifest tells of; "
+                              "move it away, or take another folder",
+                              w->dir, entry->d_name);
     }
     closedir(folder);
     return status;
@@ -461,18 +489,75 @@ static cop_status take_manifest(dataset_writer *w, const json_t *manifest, cop_e
     return COP_OK;
 }
 
+/* Whether the first shard holds a whole frame; it may be missing. */
+static cop_status has_frame(bool *out, const dataset_writer *w, cop_error *err) {
+    char name[SHARD_NAME_CHARS];
+    shard_name(name, 0);
+    *out = false;
+    int fd = openat(w->dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0 && errno == ENOENT) return COP_OK;
+    if (fd < 0)
+        return cop_fail(err, COP_EIO, "could not open \"%s\": %s", growing_path(w).text, strerror(errno));
+    cop_status status = frames_follow(out, fd, growing_path(w).text, 0, err);
+    close(fd);
+    return status;
+}
+
+/* Whether nothing would be lost if the folder were made with another identity. */
+static cop_status is_empty(bool *out, const dataset_writer *w, const json_t *manifest, cop_error *err) {
+    struct stat st;
+    *out = manifest_n_shards(manifest) == 0 && fstatat(w->dir_fd, HELD_FILE, &st, AT_SYMLINK_NOFOLLOW) != 0;
+    if (!*out) return COP_OK;
+    if (errno != ENOENT)
+        return cop_fail(err, COP_EIO, "could not look for \"%s/" HELD_FILE "\": %s", w->dir, strerror(errno));
+    bool has = false;
+    cop_status status = has_frame(&has, w, err);
+    *out = !has;
+    return status;
+}
+
+/* Begin in the folder of an empty set.  A growing shard without a whole frame is cut to nothing. */
+static cop_status begin_anew(dataset_writer *w, bool was_complete, cop_error *err) {
+    cop_status status = check_numbers(w, !was_complete, err);
+    if (status == COP_OK) status = resume_shard(w, err);
+    return status == COP_OK ? write_manifest(w, false, err) : status;
+}
+
 static cop_status go_on(dataset_writer *w, const json_t *manifest, cop_error *err) {
     cop_status status = check_identity(w, manifest, err);
+    bool empty = false;
+    if (status == COP_EINVAL) {
+        cop_status looked = is_empty(&empty, w, manifest, err);
+        if (looked != COP_OK) return looked;
+    }
+    if (empty) return begin_anew(w, manifest_complete(manifest), err);
     if (status == COP_OK) status = check_sizes(w, manifest, err);
     if (status == COP_OK) status = take_manifest(w, manifest, err);
     if (status != COP_OK) return status;
-    status =
-        check_numbers(w, json_array_size(w->shards) + !w->complete, "beyond what its manifest tells of", err);
+    status = check_numbers(w, json_array_size(w->shards) + !w->complete, err);
     return status == COP_OK && !w->complete ? resume_shard(w, err) : status;
 }
 
+/* A folder without a manifest is somebody's, unless there is nothing in it: see the states above. */
+static cop_status check_nothing_there(const dataset_writer *w, cop_error *err) {
+    DIR *folder;
+    cop_status status = list_folder(&folder, w, err);
+    if (status != COP_OK) return status;
+    const struct dirent *entry;
+    while (status == COP_OK && (entry = readdir(folder))) {
+        const char *name = entry->d_name;
+        if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, MANIFEST_TEMPORARY) != 0)
+            status = cop_fail(err, COP_EINVAL,
+                              "cannot write into \"%s\": it is no data set and not empty; give a folder of "
+                              "its own",
+                              w->dir);
+    }
+    closedir(folder);
+    return status;
+}
+
 static cop_status begin(dataset_writer *w, cop_error *err) {
-    cop_status status = check_numbers(w, 0, "but no manifest", err);
+    cop_status status = check_nothing_there(w, err);
     return status == COP_OK ? write_manifest(w, false, err) : status;
 }
 

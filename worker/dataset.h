@@ -24,18 +24,20 @@ typedef struct dataset_writer dataset_writer;
 
 typedef struct dataset_options {
     const char *dir; /* made if it does not exist (its parents are not) */
-    /* An object of objects.  What another run wrote into the folder must be the same, value by value. */
+    /* An object of objects.  What another run wrote into the folder must be the same, value by value, unless
+     * the folder holds no record: then it begins anew with this one. */
     json_t *identity;
     json_t *about;      /* an object: told in the manifest as the last run gave it, never compared */
     size_t shard_bytes; /* a shard that has reached this is complete */
 } dataset_options;
 
 /* Open or go on.  Errors: COP_EINVAL where the folder was written with another identity (every difference is
- * named, such as "parameters.temperature was 1.0 and is 0.7") or holds shards without a manifest or beyond
- * it; COP_EIO, also where a complete shard is missing or has another size; COP_EFORMAT where the manifest is
- * none of ours, or the growing shard holds what is no record in its place or a damaged frame before whole
- * ones (the message tells how to cut it by hand); COP_EUNSUPPORTED where another process writes. The objects
- * are borrowed for the call. */
+ * named, such as "parameters.temperature was 1.0 and is 0.7"), holds shards beyond its manifest, or has none
+ * and is not empty (but for what a crash leaves of a first manifest); COP_EIO, also where a complete shard is
+ * missing or has another size; COP_EFORMAT where the manifest is none of ours, or the growing shard holds
+ * what is no record in its place or a damaged frame before whole ones (the message tells how to cut it by
+ * hand), or something else that is not ours from its start on; COP_EUNSUPPORTED where another process writes.
+ * The objects are borrowed for the call. */
 cop_status dataset_open(dataset_writer **out, const dataset_options *o, cop_error *err);
 /* Give up the folder as it stands: what was not flushed is lost.  NULL does nothing. */
 void dataset_close(dataset_writer *w);

@@ -1,6 +1,5 @@
 /* `coppice export`: a data set as JSON Lines. */
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -57,13 +56,6 @@ static cop_status write_all(sample_source *s, FILE *out, const exported *e, cop_
     return status;
 }
 
-/* A running data set grows: say that this is no more than what it holds by now. */
-static void tell_state(const sample_source *s) {
-    const char *state = json_string_value(json_object_get(sample_source_manifest(s), "state"));
-    if (state && strcmp(state, "complete") != 0)
-        fprintf(stderr, "coppice: note: the data set is not complete: this is what it holds by now\n");
-}
-
 /* Open FILE for writing.  What is there already is never written over. */
 static cop_status open_output(FILE **out, const char *file, cop_error *err) {
     bool to_stdout = !file || !strcmp(file, "-");
@@ -96,7 +88,7 @@ static cop_status export(const char *path, const char *file, exported *e, bool t
     if (status == COP_OK) status = open_output(&out, file, err);
     if (status == COP_OK) {
         status = close_output(out, file, write_all(s, out, e, err), err);
-        tell_state(s);
+        sample_source_tell_state(s);
     }
     tokenizer_close(t);
     sample_source_close(s);
@@ -139,7 +131,6 @@ static int run(int argc, char **argv) {
                  "coppice export PATH --to jsonl");
         return tell_error(&err, 2);
     }
-    signal(SIGPIPE, SIG_IGN); /* a reader that went away is told as an error */
     return export(argv[1], file, &e, text, &m, &err) == COP_OK ? 0 : tell_error(&err, 1);
 }
 

@@ -15,7 +15,6 @@
 #define FORMAT "coppice.shards"
 #define VERSION 1
 #define FILE_NAME "manifest.json"
-#define TEMPORARY "manifest.json.tmp"
 /* Room for half a million shards; a longer file is not read. */
 #define MAX_BYTES ((off_t)256 << 20)
 
@@ -242,7 +241,7 @@ static cop_status write_all(int fd, const char *bytes, size_t n) {
 }
 
 static bool write_temporary(int dir_fd, const char *text) {
-    int fd = openat(dir_fd, TEMPORARY, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
+    int fd = openat(dir_fd, MANIFEST_TEMPORARY, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd < 0) return false;
     bool ok =
         write_all(fd, text, strlen(text)) == COP_OK && write_all(fd, "\n", 1) == COP_OK && fsync(fd) == 0;
@@ -255,7 +254,7 @@ static bool write_temporary(int dir_fd, const char *text) {
 cop_status manifest_write_at(int dir_fd, const char *dir, const json_t *manifest, cop_error *err) {
     char *text = dump(manifest, JSON_INDENT(2));
     if (!text) return cop_fail(err, COP_ENOMEM, "could not write \"%s/" FILE_NAME "\": out of memory", dir);
-    bool ok = write_temporary(dir_fd, text) && renameat(dir_fd, TEMPORARY, dir_fd, FILE_NAME) == 0 &&
+    bool ok = write_temporary(dir_fd, text) && renameat(dir_fd, MANIFEST_TEMPORARY, dir_fd, FILE_NAME) == 0 &&
               fsync(dir_fd) == 0;
     free(text); /* jansson's */
     if (ok) return COP_OK;

@@ -24,6 +24,9 @@ typedef struct dataset_counts {
 
 void dataset_counts_add(dataset_counts *sum, const dataset_counts *more);
 
+/* In the folder while the manifest is replaced, or left there by a crash. */
+#define MANIFEST_TEMPORARY "manifest.json.tmp"
+
 /* A complete shard. */
 #define SHARD_NAME_CHARS 32
 #define SHARD_DIGEST_CHARS 33

@@ -100,13 +100,40 @@ static cop_status open_folder(record_source *s, cop_error *err) {
 
 /* ---- Records. */
 
+/* Whether the frame at `start`, which was not whole when it was read, is so by now. */
+static cop_status is_whole_now(bool *out, const record_source *s, uint64_t start, cop_error *err) {
+    if (lseek(s->fd, (off_t)start, SEEK_SET) < 0)
+        return cop_fail(err, COP_EIO, "could not read \"%s\": %s", s->name, strerror(errno));
+    frame_reader *r;
+    shard_frame f;
+    cop_status status = frame_reader_open(&r, s->fd, s->name, err);
+    if (status != COP_OK) return status;
+    status = frame_reader_next(r, &f, err);
+    *out = status == COP_OK && f.kind == FRAME_WHOLE;
+    frame_reader_close(r);
+    return status;
+}
+
+/* Whether what stands behind the whole frames of the growing shard is damage: whole frames follow it, though
+ * it is none itself even now.  (The run may have gone on since it was read.)  Else it is being written, or
+ * was left by a crash, and the next run cuts it off. */
+static cop_status is_damage(bool *out, const record_source *s, cop_error *err) {
+    bool is_whole = false;
+    cop_status status = frames_follow(out, s->fd, s->name, s->frame.start + 1, err);
+    if (status == COP_OK && *out) status = is_whole_now(&is_whole, s, s->frame.start, err);
+    *out = *out && !is_whole;
+    return status;
+}
+
 /* Go to the next frame of the shard; *more is false at its end. */
 static cop_status next_frame(record_source *s, bool *more, cop_error *err) {
     cop_status status = frame_reader_next(s->reader, &s->frame, err);
     s->at = 0;
     *more = status == COP_OK && s->frame.kind == FRAME_WHOLE;
     if (status != COP_OK || *more || s->frame.kind == FRAME_END) return status;
-    if (s->frame.kind == FRAME_TORN && is_growing(s)) return COP_OK; /* being written, or left by a crash */
+    bool bad = true;
+    if (is_growing(s)) status = is_damage(&bad, s, err);
+    if (status != COP_OK || !bad) return status;
     return cop_fail(err, COP_EFORMAT, "cannot read \"%s\": frame at byte %llu: %s", s->name,
                     (unsigned long long)s->frame.start, s->frame.why);
 }

@@ -1,4 +1,5 @@
-/* A child process, a thread that reads what it prints, and a list of answers between that thread and ours.
+/* A child process, a thread that writes what it reads, a thread that reads what it prints, and a list between
+ * either of them and the asking thread.
  *
  * One eventfd, `over`, becomes readable for good when no answer can come any more.  Both threads watch it
  * beside their pipe, so that neither waits for a program that is not there, or that we have given up. */
@@ -25,6 +26,13 @@
 #define EXIT_LOOK_NS 1000000
 #define SHOWN 60 /* bytes of a wrong line that a message shows */
 
+/* A line that waits to be written. */
+typedef struct question {
+    struct question *next;
+    size_t n;
+    char bytes[]; /* [n] with the line feed */
+} question;
+
 /* What was read and is no whole line yet. */
 typedef struct input {
     char bytes[REWARD_MAX_LINE + 1]; /* a whole line with its line feed fits */
@@ -33,20 +41,25 @@ typedef struct input {
 
 struct reward {
     pid_t pid;   /* the shell, and its process group; 0: not started.  Reaped by reward_close() alone */
-    int ask_fd;  /* its stdin, does not block; -1 after reward_no_more() */
+    int ask_fd;  /* its stdin, does not block; the writing thread's, which closes it at its end */
     int read_fd; /* its stdout; the reading thread's */
     int over_fd;
-    bool has_thread;
-    pthread_t thread;
+    bool has_reader, has_writer;
+    pthread_t reader, writer;
     input *in;  /* the reading thread's */
-    char *line; /* the asking thread's: the sample being written */
+    char *line; /* the asking thread's: the sample being asked */
     size_t n_line, cap_line;
 
-    pthread_mutex_t mutex; /* guards what follows; no other lock is taken under it */
-    pthread_cond_t changed;
+    pthread_mutex_t mutex;     /* guards what follows; no other lock is taken under it */
+    pthread_cond_t changed;    /* for the asking thread: what reward_take() looks at */
+    pthread_cond_t handed;     /* for the writing thread: what next_question() looks at */
     uint64_t n_asked, n_taken; /* changed by the asking thread, which may read them without the lock */
+    uint64_t n_given;          /* of those asked, what was written, if only in part */
     uint64_t n_answered;
-    double *answers; /* the n_answered - n_taken that wait, from `first` on */
+    question *first_question, **end_question; /* not written yet */
+    bool no_more;                             /* questions come */
+    bool input_closed;                        /* by the program, before all was written */
+    double *answers;                          /* the n_answered - n_taken that wait, from `first` on */
     size_t first, cap;
     bool is_over, stopped;
     cop_error failure; /* of the reading thread; COP_OK if there was none */
@@ -182,11 +195,11 @@ static cop_status take_line(reward *r, const char *line, size_t n) {
     pthread_mutex_lock(&r->mutex);
     cop_error *err = &r->failure;
     uint64_t number = r->n_answered + 1;
-    if (number > r->n_asked)
+    if (number > r->n_given)
         cop_fail(err, COP_EFORMAT,
                  "could not match line %" PRIu64 " of the reward program, \"%s\": it was asked for %" PRIu64
                  " so far, one line each",
-                 number, shown, r->n_asked);
+                 number, shown, r->n_given);
     else if (!ok)
         cop_fail(err, COP_EFORMAT,
                  "could not read line %" PRIu64
@@ -270,38 +283,108 @@ static void *read_answers(void *arg) {
     pthread_mutex_lock(&r->mutex);
     r->is_over = true;
     pthread_cond_signal(&r->changed);
+    pthread_cond_signal(&r->handed);
     pthread_mutex_unlock(&r->mutex);
     signal_over(r);
     return NULL;
 }
 
-/* Start the reading thread; signals are for the others.  Returns 0 or an errno. */
-static int start_thread(reward *r) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int e = pthread_create(&r->thread, NULL, read_answers, r);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    r->has_thread = !e;
-    return e;
+static void close_fd(int *fd) {
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+/* ---- Writing questions. */
+
+/* Wait for the next question, which is then the caller's.  NULL: all are written, or nobody reads them. */
+static question *next_question(reward *r) {
+    pthread_mutex_lock(&r->mutex);
+    while (!r->first_question && !r->no_more && !r->is_over && !r->stopped)
+        pthread_cond_wait(&r->handed, &r->mutex);
+    question *q = r->is_over || r->stopped ? NULL : r->first_question;
+    if (q) {
+        r->first_question = q->next;
+        if (!q->next) r->end_question = &r->first_question;
+        r->n_given++; /* now, since its answer may come before the last write() returns */
+    }
+    pthread_mutex_unlock(&r->mutex);
+    return q;
+}
+
+/* Write it whole.  False if the program takes no more. */
+static bool write_question(const reward *r, const question *q) {
+    struct pollfd fds[] = {{.fd = r->ask_fd, .events = POLLOUT}, {.fd = r->over_fd, .events = POLLIN}};
+    for (size_t done = 0; done < q->n;) {
+        ssize_t n = write(r->ask_fd, q->bytes + done, q->n - done);
+        if (n >= 0) {
+            done += (size_t)n;
+        } else if (errno == EAGAIN) {
+            if (poll(fds, 2, -1) > 0 && fds[1].revents) return false;
+        } else if (errno != EINTR) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The program takes no more.  It gets a moment to end, so that its answers are in and the error tells how it
+ * ended. */
+static void note_closed_input(reward *r) {
+    struct pollfd over = {.fd = r->over_fd, .events = POLLIN};
+    double until = clock_seconds() + 2 * EXIT_SECONDS, left;
+    while ((left = until - clock_seconds()) > 0 && poll(&over, 1, (int)(left * 1000) + 1) < 0) {
+    }
+    pthread_mutex_lock(&r->mutex);
+    r->input_closed = !r->stopped; /* that is told when the reading thread has noticed too */
+    pthread_cond_signal(&r->changed);
+    pthread_mutex_unlock(&r->mutex);
+}
+
+static void *write_questions(void *arg) {
+    reward *r = arg;
+    bool ok = true;
+    for (question *q; ok && (q = next_question(r));) {
+        ok = write_question(r, q);
+        mem_free(q);
+    }
+    if (!ok) note_closed_input(r);
+    close_fd(&r->ask_fd);
+    return NULL;
 }
 
 /* ---- Opening and closing. */
+
+/* Start both threads; signals are for the others, and SIGPIPE for nobody.  Returns 0 or an errno. */
+static int start_threads(reward *r) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int e = pthread_create(&r->reader, NULL, read_answers, r);
+    r->has_reader = !e;
+    if (!e) {
+        e = pthread_create(&r->writer, NULL, write_questions, r);
+        r->has_writer = !e;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return e;
+}
 
 cop_status reward_open(reward **out, const char *command, cop_error *err) {
     *out = NULL;
     reward *r = mem_zalloc(1, sizeof *r);
     if (!r) return cop_fail(err, COP_ENOMEM, "could not allocate a reward program's state");
     r->ask_fd = r->read_fd = r->over_fd = -1;
+    r->end_question = &r->first_question;
     pthread_mutex_init(&r->mutex, NULL);
     pthread_condattr_t monotonic; /* as clock_seconds() */
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&r->changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
+    pthread_cond_init(&r->handed, NULL);
     r->in = mem_zalloc(1, sizeof *r->in);
     int e = r->in ? start(r, command) : ENOMEM;
-    if (!e) e = start_thread(r);
+    if (!e) e = start_threads(r);
     if (!e) {
         *out = r;
         return COP_OK;
@@ -314,25 +397,31 @@ cop_status reward_open(reward **out, const char *command, cop_error *err) {
 void reward_stop(reward *r) {
     pthread_mutex_lock(&r->mutex);
     r->stopped = true;
+    pthread_cond_signal(&r->handed);
     pthread_mutex_unlock(&r->mutex);
     signal_over(r);
     kill_group(r);
 }
 
-static void close_fd(int *fd) {
-    if (*fd >= 0) close(*fd);
-    *fd = -1;
+static void free_questions(reward *r) {
+    for (question *q; (q = r->first_question);) {
+        r->first_question = q->next;
+        mem_free(q);
+    }
 }
 
 void reward_close(reward *r) {
     if (!r) return;
     if (r->pid) reward_stop(r);
-    if (r->has_thread) pthread_join(r->thread, NULL);
+    if (r->has_reader) pthread_join(r->reader, NULL);
+    if (r->has_writer) pthread_join(r->writer, NULL);
     while (r->pid && waitpid(r->pid, NULL, 0) < 0 && errno == EINTR) {
     }
     close_fd(&r->ask_fd), close_fd(&r->read_fd), close_fd(&r->over_fd);
     pthread_cond_destroy(&r->changed);
+    pthread_cond_destroy(&r->handed);
     pthread_mutex_destroy(&r->mutex);
+    free_questions(r);
     mem_free(r->in), mem_free(r->line), mem_free(r->answers);
     mem_free(r);
 }
@@ -364,74 +453,61 @@ static int append_to_line(const char *bytes, size_t n, void *context) {
     return 0;
 }
 
-/* write() that fails with EPIPE and sends no signal: SIGPIPE goes to the thread that writes, so it can be
- * taken from there. */
-static ssize_t write_quietly(int fd, const char *bytes, size_t n) {
-    sigset_t pipes, before, pending;
-    sigemptyset(&pipes), sigaddset(&pipes, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &pipes, &before);
-    sigpending(&pending);
-    ssize_t done = write(fd, bytes, n);
-    int e = errno;
-    if (done < 0 && e == EPIPE && !sigismember(&pending, SIGPIPE))
-        while (sigtimedwait(&pipes, NULL, &(struct timespec){0}) < 0 && errno == EINTR) {
-        }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    errno = e;
-    return done;
-}
-
-/* Write the whole line.  False if the program takes no more. */
-static bool write_line(const reward *r) {
-    struct pollfd fds[] = {{.fd = r->ask_fd, .events = POLLOUT}, {.fd = r->over_fd, .events = POLLIN}};
-    for (size_t done = 0; done < r->n_line;) {
-        ssize_t n = write_quietly(r->ask_fd, r->line + done, r->n_line - done);
-        if (n >= 0) {
-            done += (size_t)n;
-        } else if (errno == EAGAIN) {
-            if (poll(fds, 2, -1) > 0 && fds[1].revents) return false;
-        } else if (errno != EINTR) {
-            return false;
-        }
-    }
-    return true;
+/* The sample as a question of its own, since `line` has room to spare.  NULL without memory. */
+static question *question_of(reward *r, json_t *sample) {
+    r->n_line = 0;
+    if (json_dump_callback(sample, append_to_line, r, JSON_REAL_PRECISION(9)) || append_to_line("\n", 1, r))
+        return NULL;
+    question *q = mem_alloc(1, sizeof *q + r->n_line);
+    if (!q) return NULL;
+    *q = (question){.n = r->n_line};
+    memcpy(q->bytes, r->line, r->n_line);
+    return q;
 }
 
 cop_status reward_ask(reward *r, json_t *sample, cop_error *err) {
-    assert(r->ask_fd >= 0);
-    r->n_line = 0;
-    if (json_dump_callback(sample, append_to_line, r, JSON_REAL_PRECISION(9)) || append_to_line("\n", 1, r))
-        return cop_fail(err, COP_ENOMEM, "could not allocate a sample's line for the reward program");
+    question *q = question_of(r, sample);
+    if (!q) return cop_fail(err, COP_ENOMEM, "could not allocate a sample's line for the reward program");
+    cop_status status = COP_OK;
     pthread_mutex_lock(&r->mutex);
-    bool ok = !r->is_over && r->failure.status == COP_OK;
-    if (ok) r->n_asked++; /* now, since its answer may come before the last write() returns */
-    pthread_mutex_unlock(&r->mutex);
-    if (ok && write_line(r)) return COP_OK;
-    double until = clock_seconds() + 2 * EXIT_SECONDS; /* for the program to end, so that we can say how */
-    pthread_mutex_lock(&r->mutex);
-    if (ok) r->n_asked--;
-    while (!r->is_over && wait_until(r, until)) {
+    assert(!r->no_more);
+    if (r->is_over || r->input_closed || r->failure.status != COP_OK) {
+        status = fail_over(r, "ask the reward program", err);
+        mem_free(q);
+    } else {
+        *r->end_question = q;
+        r->end_question = &q->next;
+        r->n_asked++;
+        pthread_cond_signal(&r->handed);
     }
-    cop_status status = fail_over(r, "ask the reward program", err);
     pthread_mutex_unlock(&r->mutex);
     return status;
 }
 
-void reward_no_more(reward *r) { close_fd(&r->ask_fd); }
+void reward_no_more(reward *r) {
+    pthread_mutex_lock(&r->mutex);
+    r->no_more = true;
+    pthread_cond_signal(&r->handed);
+    pthread_mutex_unlock(&r->mutex);
+}
+
+/* Under the lock: whether no answer can come to what is owing. */
+static bool is_hopeless(const reward *r) {
+    return r->failure.status != COP_OK || ((r->is_over || r->input_closed) && r->n_asked > r->n_taken);
+}
 
 cop_status reward_take(reward *r, double until, double *value, bool *has, cop_error *err) {
     cop_status status = COP_OK;
     *has = false;
     pthread_mutex_lock(&r->mutex);
-    while (r->n_answered == r->n_taken && !r->is_over && r->failure.status == COP_OK &&
-           wait_until(r, until)) {
+    while (r->n_answered == r->n_taken && !r->is_over && !is_hopeless(r) && wait_until(r, until)) {
     }
     if (r->n_answered > r->n_taken) {
         *value = r->answers[r->first++];
         *has = true;
         r->n_taken++;
         if (r->n_answered == r->n_taken) r->first = 0;
-    } else if (r->failure.status != COP_OK || (r->is_over && r->n_asked > r->n_taken)) {
+    } else if (is_hopeless(r)) {
         char what[80];
         snprintf(what, sizeof what, "get %" PRIu64 " more answers of the reward program",
                  r->n_asked - r->n_taken);

@@ -1,11 +1,12 @@
 /* A program of the user's that judges samples: one JSON object per line goes to its stdin, one number per
  * line comes back on its stdout, in the same order; or null: no reward.
  *
- *   asking thread --- reward_ask() ---> pipe ---> sh -c CMD
- *   asking thread <-- reward_take() --- reading thread <--- pipe
+ *   asking thread --- reward_ask() ---> list of lines ----> writing thread ---> pipe ---> sh -c CMD
+ *   asking thread <-- reward_take() --- list of answers <-- reading thread <--- pipe <------+
  *
- * It may answer as late as it likes: what was asked and not answered is the caller's to bound.  All functions
- * but reward_stop() are for one thread and for that reading one, which is inside.
+ * It may read and answer as late as it likes: what was asked and not answered is the caller's to bound, since
+ * a line that the program does not read waits in memory, freed as soon as it is in the pipe.  All functions
+ * but reward_stop() are for one thread; the two others are inside.
  *
  * An answer is a JSON number or null, or an object whose `reward` is one ({"reward": 0.5, "why": ...}), of at
  * most REWARD_MAX_LINE bytes; the last one may lack its line feed.  NaN, inf, true, an empty line and words
@@ -15,7 +16,7 @@
  * The program leads a process group of its own, so that Ctrl-C at the terminal does not reach it, with the
  * signal mask and dispositions that a login shell gives; of our descriptors it has only stderr and its two
  * pipes.  It has ended when the shell has, even if something that the shell left behind holds its stdout.
- * SIGPIPE is blocked in the asking thread while it writes: a program that ends is an error, not our death. */
+ * SIGPIPE is blocked in the writing thread: a program that ends is an error, not our death. */
 #ifndef COP_REWARD_H
 #define COP_REWARD_H
 
@@ -33,24 +34,24 @@ cop_status reward_open(reward **out, const char *command, cop_error *err);
 /* Kill it and its process group if it still runs; waits for nothing else.  NULL does nothing. */
 void reward_close(reward *r);
 
-/* Kill it now: whoever waits in reward_ask() or reward_take() gets COP_EIO.  Any thread, but no
- * signal handler. */
+/* Kill it now: whoever waits in reward_take() gets COP_EIO.  Any thread, but no signal handler. */
 void reward_stop(reward *r);
 
-/* Hand over a sample (borrowed).  Waits while the program's pipe is full.  COP_EIO: it has ended or closed
- * its stdin; the message has its exit status or signal.  What it answered before can still be taken.
- * COP_ENOMEM: the sample was not handed over. */
+/* Put a sample (borrowed) on the list of what the program is to read; waits for nothing.  COP_EIO: it has
+ * ended, or closed its stdin before it got all; the message has its exit status or signal.  What it answered
+ * before can still be taken.  Since a line is written later, reward_take() may be the first to tell.
+ * COP_ENOMEM.  After an error the sample was not asked. */
 cop_status reward_ask(reward *r, json_t *sample, cop_error *err);
 
 /* The oldest answer that was not taken; *has is false if there is none by clock_seconds() == until.  NaN:
- * null. COP_EFORMAT: the program printed something else (the line and its number are in the message) or more
- * lines than it was asked; COP_EIO: it ended with answers owing.  How it ends is no matter when it owes
- * nothing: then *has is false at once.  So a last call after reward_no_more() with nothing owing waits for
- * the end, and finds a line too many. */
+ * null.  COP_EFORMAT: the program printed something else (the line and its number are in the message) or more
+ * lines than it was given; COP_EIO: it ended with answers owing, or closed its stdin before it got all.  How
+ * it ends is no matter when it owes nothing: then *has is false at once.  So a last call after
+ * reward_no_more() with nothing owing waits for the end, and finds a line too many. */
 cop_status reward_take(reward *r, double until, double *value, bool *has, cop_error *err);
 
-/* Nothing more is asked: close its stdin, so that a program that holds its answers back gives them.  Go on
- * with reward_take(). */
+/* Nothing more is asked: its stdin is closed when all is written, so that a program that holds its answers
+ * back gives them.  Go on with reward_take(). */
 void reward_no_more(reward *r);
 
 uint64_t reward_owing(const reward *r); /* asked and not taken */

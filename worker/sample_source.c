@@ -4,12 +4,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "worker/jsonl.h"
+#include "worker/manifest.h"
 #include "worker/record_json.h"
 #include "worker/record_source.h"
 
@@ -151,4 +153,10 @@ static cop_status next_of_records(sample_source *s, json_t **out, cop_error *err
 cop_status sample_source_next(sample_source *s, json_t **out, cop_error *err) {
     *out = NULL;
     return s->records ? next_of_records(s, out, err) : next_of_lines(s, out, err);
+}
+
+void sample_source_tell_state(const sample_source *s) {
+    const json_t *manifest = sample_source_manifest(s);
+    if (manifest && !manifest_complete(manifest))
+        fprintf(stderr, "coppice: note: the data set is not complete: this is what it holds by now\n");
 }

@@ -22,4 +22,7 @@ cop_status sample_source_next(sample_source *s, json_t **out, cop_error *err);
 
 const json_t *sample_source_manifest(const sample_source *s); /* NULL: no folder */
 
+/* A data set that is not complete grows: say on stderr that this is no more than what it holds by now. */
+void sample_source_tell_state(const sample_source *s);
+
 #endif

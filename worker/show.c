@@ -66,8 +66,11 @@ static int show(const char *path, show_view *v, const model_options *m, int64_t 
     cop_status status = sample_source_open(&s, path, &err);
     if (status == COP_OK) status = find_tokenizer(&t, m, sample_source_manifest(s), &err);
     v->t = t;
-    if (status == COP_OK) status = leaf(v, s, limit, &err);
-    fflush(v->page.out); /* what was shown stands before what went wrong */
+    if (status == COP_OK) {
+        status = leaf(v, s, limit, &err);
+        fflush(v->page.out); /* what was shown stands before what went wrong */
+        sample_source_tell_state(s);
+    }
     tokenizer_close(t);
     sample_source_close(s);
     if (status == COP_OK) return 0;
@@ -167,7 +170,8 @@ const command command_show = {
         "- for stdin. Samples of one prompt are shown together where they stand together. Text is decoded "
         "with "
         "the tokenizer of --model, else of the model that the folder's manifest names, if it is still there; "
-        "else it is the samples' own text, or token ids.",
+        "else it is the samples' own text, or token ids. A data set that is not complete gives what it holds "
+        "by now, with a note on stderr.",
     .example = "coppice show DIR --failed-tools --limit 5\n"
                "  coppice show DIR --prompt 3 --sample 0 --logprobs\n"
                "  coppice show samples.jsonl --model tests/models/calc-d4 --color=always | less -R",

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 
 import msgpack
@@ -144,6 +145,32 @@ def test_export_of_a_folder_that_grows(samples, printed, tmp_path):
     running = folder(tmp_path / "running", [[first]], state="running", growing=frame(second) + torn)
     rc, out, err = coppice("export", running, "--to", "jsonl")
     assert rc == 0 and "not complete" in err and out == "".join(printed[:8])
+    rc, out, err = coppice("show", running)
+    assert rc == 0 and "not complete" in err and heads(out)[-1][0] == 1
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 5000, b"noise and more noise", b"(\xb5/\xfd" + b"\xff" * 300])
+def test_what_a_crash_left_behind_a_growing_shard_is_not_there(samples, printed, tmp_path, tail):
+    first, second, third = records_of(samples)
+    running = folder(tmp_path / "running", [[first]], state="running", growing=frame(second) + tail)
+    rc, out, err = coppice("export", running, "--to", "jsonl")
+    assert rc == 0 and "not complete" in err and out == "".join(printed[:8])
+    assert coppice("show", running)[0] == 0
+    damaged = folder(tmp_path / "damaged", [[first]], state="running", growing=frame(second) + tail + frame(third))
+    for command in ("export", "show"):  # no crash leaves that
+        rc, _, err = coppice(command, damaged)
+        assert rc == 1 and "shard-00001.zst" in err and f"frame at byte {len(frame(second))}" in err
+    shard(tmp_path / "one.zst", [first])
+    (tmp_path / "one.zst").write_bytes(frame(first) + tail)  # nor is that growing
+    assert coppice("export", tmp_path / "one.zst")[0] == 1
+
+
+def test_an_empty_set_tells_whether_it_is_complete(tmp_path):
+    for state in ("running", "complete"):
+        for command in ("export", "show"):
+            rc, out, err = coppice(command, folder(tmp_path / f"{state}-{command}", [], state=state))
+            assert (rc, out) == (0, "") and ("not complete" in err) == (state == "running")
+            assert ("nothing to show" in err) == (command == "show")
 
 
 def test_export_adds_text(samples, printed, tmp_path):
@@ -165,11 +192,21 @@ def test_export_tells_that_it_could_not_write(samples, tmp_path):
     with open("/dev/full", "wb") as full:
         p = subprocess.run([COPPICE, "export", path, "--to", "jsonl"], stdout=full, stderr=subprocess.PIPE)
     assert p.returncode == 1 and b"No space left" in p.stderr
+
+
+def into_closed_pipe(*args):
+    """What a command does whose reader went away before it wrote."""
     read_end, write_end = os.pipe()
     os.close(read_end)
-    p = subprocess.run([COPPICE, "export", path, "--to", "jsonl"], stdout=write_end, stderr=subprocess.PIPE)
+    p = subprocess.run([COPPICE, *map(str, args)], stdout=write_end, stderr=subprocess.PIPE)
     os.close(write_end)
-    assert p.returncode == 1 and b"Broken pipe" in p.stderr
+    return p.returncode, p.stderr
+
+
+def test_a_reader_may_go_away(samples, file, tmp_path):
+    path = shard(tmp_path / "one.zst", records_of(samples))
+    assert into_closed_pipe("export", path, "--to", "jsonl") == (-signal.SIGPIPE, b"")
+    assert into_closed_pipe("show", file) == (-signal.SIGPIPE, b"")
 
 
 def test_show_tells_that_it_could_not_write(file):

@@ -146,7 +146,7 @@ static size_t shards_told(int fd, const char *name) {
 }
 
 /* Run `run` in a process of its own with a fault.  Whether the fault came; else it must have answered 0. */
-static bool crashes(int (*run)(const void *context), const void *context, fault_kind kind, int n) {
+static inline bool crashes(int (*run)(const void *context), const void *context, fault_kind kind, int n) {
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
@@ -398,4 +398,36 @@ static void finish_and_check(const job *j) {
     if (run_job(j, &err) != COP_OK) fail_msg("%s", err.message);
     check_manifest(j->dir, true);
     check_records(j->dir, j->index, j->of, j->n_lines);
+}
+
+/* ---- Shards that grow; not every test program has them. */
+
+static inline size_t file_size(const char *path) {
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    return (size_t)st.st_size;
+}
+
+/* A growing shard with all records, and where its frames start; returns their number. */
+static inline int grow(const job *j, uint64_t starts[JOB_LINES]) {
+    cop_error err;
+    assert_int_equal(run_job(j, &err), COP_OK);
+    char path[512];
+    snprintf(path, sizeof path, "%s/shard-00000.zst", j->dir);
+    int fd = open(path, O_RDONLY), n = 0;
+    frame_reader *r;
+    shard_frame f;
+    assert_int_equal(frame_reader_open(&r, fd, path, &err), COP_OK);
+    while (frame_reader_next(r, &f, &err) == COP_OK && f.kind == FRAME_WHOLE) starts[n++] = f.start;
+    assert_int_equal(f.kind, FRAME_END);
+    frame_reader_close(r);
+    close(fd);
+    return n;
+}
+
+static inline job growing_job(const char *dir) {
+    job j = job_defaults(dir);
+    j.shard_bytes = 1 << 20;
+    j.unfinished = true;
+    return j;
 }
