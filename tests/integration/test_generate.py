@@ -182,36 +182,34 @@ def test_stdin_is_compared_as_it_comes(source, whole, tmp_path):
     assert p.returncode == 1 and "is not what the output was begun with" in p.stderr
 
 
-def test_a_changed_start_of_stdin_is_refused(tmp_path):
-    lines = questions(400, seed=3)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    p = subprocess.Popen(command("-", tmp_path / "out", *OPTIONS), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    p.stdin.write(text.encode())
-    p.stdin.flush()  # and no end: it waits for more
+def begin_with_stdin(source, folder):
+    """A run that was killed while it had written a part and waited for more input."""
+    p = subprocess.Popen(command("-", folder, *OPTIONS), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    p.stdin.write(source.read_bytes())
+    p.stdin.flush()
     deadline = time.monotonic() + PATIENCE
-    while not shards(tmp_path / "out") or shards(tmp_path / "out")[0].stat().st_size == 0:
+    while not shards(folder) or shards(folder)[0].stat().st_size == 0:
         assert time.monotonic() < deadline and p.poll() is None
-        time.sleep(0.05)
+        time.sleep(0.02)
     p.kill()
     p.wait()
     p.stdin.close()
+
+
+def test_a_changed_start_of_stdin_is_refused(tmp_path):
+    lines = questions(LINES, seed=3)
+    text = write_lines(tmp_path / "p.jsonl", lines).read_text()
+    begin_with_stdin(tmp_path / "p.jsonl", tmp_path / "out")
     other = generate("-", tmp_path / "out", *OPTIONS, input=text.replace('"note": 1}', '"note": 2}', 1))
     assert other.returncode == 1 and "lines of the input are not those that the output was begun with" in other.stderr
     short = generate("-", tmp_path / "out", *OPTIONS, input=json.dumps(lines[0]) + "\n")
     assert short.returncode == 1 and "lines of the input are not those" in short.stderr
     same = generate("-", tmp_path / "out", *OPTIONS, input=text)
-    assert same.returncode == 0 and [r["line"] for r in records(tmp_path / "out")] == list(range(400))
+    assert same.returncode == 0 and [r["line"] for r in records(tmp_path / "out")] == list(range(LINES))
 
 
 def test_a_file_in_place_of_stdin_is_compared_too(source, whole, tmp_path):
-    p = subprocess.Popen(command("-", tmp_path / "out", *OPTIONS), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    p.stdin.write(source.read_bytes())
-    p.stdin.flush()
-    while not shards(tmp_path / "out") or shards(tmp_path / "out")[0].stat().st_size == 0:
-        time.sleep(0.02)
-    p.kill()
-    p.wait()
-    p.stdin.close()
+    begin_with_stdin(source, tmp_path / "out")
     lines = source.read_text().splitlines()
     n_known = manifest(tmp_path / "out")["input"]["lines"]
     for changed in (lines[:1] + [lines[0]] + lines[2:], lines[:n_known - 1]):
@@ -232,14 +230,7 @@ def test_stdin_in_place_of_a_file_is_refused(source, tmp_path):
 
 
 def test_no_changed_line_of_stdin_is_written(source, whole, tmp_path):
-    p = subprocess.Popen(command("-", tmp_path / "out", *OPTIONS), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    p.stdin.write(source.read_bytes())
-    p.stdin.flush()
-    while not shards(tmp_path / "out") or shards(tmp_path / "out")[0].stat().st_size == 0:
-        time.sleep(0.02)
-    p.kill()
-    p.wait()
-    p.stdin.close()
+    begin_with_stdin(source, tmp_path / "out")
     done, known = len(records(tmp_path / "out")), manifest(tmp_path / "out")["input"]["lines"]
     assert done <= known
     lines = source.read_text().splitlines()
