@@ -248,12 +248,18 @@ static cop_status open_dataset(generation_job *j, cop_error *err) {
     return status;
 }
 
+/* The input that a run is bound to: none before anything has been made of it. */
+static noted_input noted_of_job(const generation_job *j) {
+    bool empty = j->dataset && dataset_next_line(j->dataset) == 0 && j->held.n == 0 && !is_complete(j);
+    return empty ? (noted_input){0} : noted_of(j->dataset);
+}
+
 /* The input must be what the output was begun with, as far as that is known.  Of a file all is known before
  * anything is generated; what comes from stdin is compared as it comes (line_reader.h), or as a whole with an
  * output that is complete. */
 static cop_status open_input(generation_job *j, cop_error *err) {
     const char *path = j->s.c->input;
-    noted_input noted = noted_of(j->dataset);
+    noted_input noted = noted_of_job(j);
     cop_status status = COP_OK;
     if (j->s.from_stdin && noted.whole && !is_complete(j))
         return cop_fail(err, COP_EINVAL,
@@ -313,9 +319,9 @@ static cop_status open_all(generation_job *j, cop_error *err) {
     if (status == COP_OK) status = open_computing(j, err);
     if (status == COP_OK && j->s.to_folder) status = open_dataset(j, err);
     if (status == COP_OK) status = check_trust(j, err);
-    if (status == COP_OK) status = open_input(j, err);
     if (status == COP_OK && j->dataset && !is_complete(j))
         status = held_records_read(&j->held, j->s.c->output, dataset_next_line(j->dataset), err);
+    if (status == COP_OK) status = open_input(j, err);
     return status == COP_OK ? open_rewards(j, err) : status;
 }
 
@@ -347,7 +353,7 @@ static generate_plan plan_of(generation_job *j) {
                                       .n_lines = (j->input.n_lines + s->of - 1 - s->index) / s->of,
                                       .quiet = s->c->quiet || !s->to_folder};
     if (!grows) return p;
-    noted_input noted = noted_of(j->dataset);
+    noted_input noted = noted_of_job(j);
     p.reading.known_lines = noted.n_lines;
     if (noted.n_lines > 0) memcpy(p.reading.known_digest, noted.digest, INPUT_DIGEST_CHARS);
     return p;

@@ -348,6 +348,22 @@ def test_another_input_is_refused(whole, tmp_path):
     assert p.returncode == 1 and "is not what the output was begun with" in p.stderr and str(LINES + 1) in p.stderr
 
 
+def test_a_run_that_made_nothing_binds_to_nothing(tmp_path):
+    source = write_lines(tmp_path / "p.jsonl", questions(5))
+    p = generate(source, tmp_path / "out", *OPTIONS, "--reward", "no-such-program-here")
+    assert p.returncode == 1 and records(tmp_path / "out") == []
+    other = write_lines(tmp_path / "q.jsonl", questions(6))
+    p = generate(other, tmp_path / "out", *OPTIONS, "--reward", "answer")
+    assert p.returncode == 0 and len(records(tmp_path / "out")) == 6, p.stderr
+
+
+def test_a_folder_of_other_things_is_refused(source, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    p = generate(source, tmp_path, *OPTIONS)
+    assert p.returncode == 1 and "give a folder of its own" in p.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
 def test_without_a_seed_it_goes_on_with_the_first_one(tmp_path):
     source = write_lines(tmp_path / "p.jsonl", questions(5))
     options = ["-n", "2", "--max-tokens", "8", "--quiet"]
