@@ -6,6 +6,8 @@
 #include "worker/sample_copy.h"
 
 #define MOST_HELD_BYTES ((size_t)256 << 20) /* of finished samples that wait to be written */
+#define MOST_JUDGED_BYTES                                                                                    \
+    ((size_t)64 << 20) /* the same with a reward program, for which they are JSON as well */
 #define WAIT_SECONDS 0.1
 
 typedef struct generation generation;
@@ -137,7 +139,8 @@ static void start_line(generation *g, line_job *j) {
 static bool has_room(generation *g) {
     size_t n = g->plan->reading.rules.n, most = 2 * (size_t)g->plan->most_rows;
     return (g->n_flights == 0 || (g->n_flights + 1) * n <= most) &&
-           atomic_load(&g->state.held_bytes) < MOST_HELD_BYTES;
+           atomic_load(&g->state.held_bytes) <
+               (g->plan->writing.program ? MOST_JUDGED_BYTES : MOST_HELD_BYTES);
 }
 
 /* Start what was read; without anything to compute, wait for it a little. */

@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@
 
 #define FLUSH_SECONDS 10.0 /* what is finished is in a file after that */
 #define TICK_SECONDS 0.1
+#define SILENCE_SECONDS 60.0    /* of a reward program, until that is told */
 #define PROGRAM_END_SECONDS 5.0 /* that a reward program has to end after its last answer */
 
 /* A record as it will be written, waiting for older lines. */
@@ -47,6 +49,7 @@ struct line_output {
     uint64_t n_lines_end;
     char digest_end[INPUT_DIGEST_CHARS];
     judged *first, *newest; /* in order of arrival */
+    double silent_since;    /* the oldest of them got its last answer, or was asked */
     /* Sealed lines by order: place order % n_places, which grows so that each has its own. */
     sealed **places;
     size_t n_places, n_sealed;
@@ -261,6 +264,7 @@ static cop_status begin_judging(line_output *w, line_job *job, cop_error *err) {
         return cop_fail(err, COP_ENOMEM, "could not judge a line");
     }
     j->job = job;
+    if (!w->first) w->silent_since = clock_seconds();
     if (w->newest)
         w->newest->next = j;
     else
@@ -273,12 +277,14 @@ static cop_status begin_judging(line_output *w, line_job *job, cop_error *err) {
 
 /* Take answers for the oldest line.  True: it has all. */
 static bool take_rewards(line_output *w, judged *j, double until, cop_status *status, cop_error *err) {
-    bool has = true;
-    while (*status == COP_OK && j->n_rewards < j->job->n && has) {
+    while (j->n_rewards < j->job->n) {
+        bool has;
         *status = reward_take(w->o.program, until, &j->rewards[j->n_rewards], &has, err);
-        if (*status == COP_OK && has) j->n_rewards++;
+        if (*status != COP_OK || !has) return false;
+        j->n_rewards++;
+        w->silent_since = clock_seconds();
     }
-    return *status == COP_OK && j->n_rewards == j->job->n;
+    return true;
 }
 
 static cop_status seal_judged(line_output *w, double until, cop_error *err) {
@@ -426,6 +432,13 @@ static progress_state progress_of(const line_output *w) {
 static void show(line_output *w) {
     progress_state now = progress_of(w);
     progress_update(w->progress, &now);
+    if (!w->first || clock_seconds() < w->silent_since + SILENCE_SECONDS) return;
+    char line[128];
+    snprintf(line, sizeof line,
+             "coppice: note: %" PRIu64 " samples wait for the reward program: does it flush its answers?",
+             reward_owing(w->o.program));
+    progress_print(w->progress, line);
+    w->silent_since = clock_seconds();
 }
 
 /* A reward too many tells that they belong to other samples than it seemed. */
