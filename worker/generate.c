@@ -277,7 +277,9 @@ static cop_status open_input(generation_job *j, cop_error *err) {
 
 /* Rewards that were found to belong to other samples stay in the folder. */
 static cop_status check_trust(const generation_job *j, cop_error *err) {
-    const char *why = j->dataset ? json_string_value(dataset_noted(j->dataset, "suspect_rewards")) : NULL;
+    bool empty = j->dataset && dataset_next_line(j->dataset) == 0 && j->held.n == 0;
+    const char *why =
+        j->dataset && !empty ? json_string_value(dataset_noted(j->dataset, "suspect_rewards")) : NULL;
     return why ? cop_fail(err, COP_EINVAL, "the rewards in \"%s\" cannot be trusted, take another folder: %s",
                           j->s.c->output, why)
                : COP_OK;
@@ -318,9 +320,9 @@ static cop_status open_all(generation_job *j, cop_error *err) {
     if (status == COP_OK) status = choose_seed(&j->s, err);
     if (status == COP_OK) status = open_computing(j, err);
     if (status == COP_OK && j->s.to_folder) status = open_dataset(j, err);
-    if (status == COP_OK) status = check_trust(j, err);
     if (status == COP_OK && j->dataset && !is_complete(j))
         status = held_records_read(&j->held, j->s.c->output, dataset_next_line(j->dataset), err);
+    if (status == COP_OK) status = check_trust(j, err);
     if (status == COP_OK) status = open_input(j, err);
     return status == COP_OK ? open_rewards(j, err) : status;
 }
@@ -343,6 +345,7 @@ static generate_plan plan_of(generation_job *j) {
                               .held = j->held.n > 0 ? &j->held : NULL};
     p.writing = (line_output_options){.dataset = j->dataset,
                                       .dir = s->c->output,
+                                      .n_held = j->held.n,
                                       .out = stdout,
                                       .tokenizer = t,
                                       .text = s->c->text,
@@ -354,7 +357,7 @@ static generate_plan plan_of(generation_job *j) {
                                       .quiet = s->c->quiet || !s->to_folder};
     if (!grows) return p;
     noted_input noted = noted_of_job(j);
-    p.reading.known_lines = noted.n_lines;
+    p.reading.known_lines = p.writing.n_lines_noted = noted.n_lines;
     if (noted.n_lines > 0) memcpy(p.reading.known_digest, noted.digest, INPUT_DIGEST_CHARS);
     return p;
 }
@@ -415,7 +418,9 @@ static int generate(generation_job *j) {
     status = generate_run(&plan, j->in, &j->tally, &interrupted, &result, &err);
     if (status == COP_OK) return tell_end(j, &result);
     tell_error(&err, 1);
-    tell_counts(j, &result.counts, "is not complete yet, and goes on with the same command");
+    tell_counts(j, &result.counts,
+                result.suspect ? "is of no use: take another folder"
+                               : "is not complete yet, and goes on with the same command");
     return 1;
 }
 

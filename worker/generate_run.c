@@ -219,6 +219,10 @@ cop_status generate_run(const generate_plan *plan, input_file *in, reward_tally 
     line_job_free(g.end);
     drain(g.lines);
     drain(g.finished);
+    if (status == COP_OK && g.state.error.status == COP_OK && result->rest.status != COP_OK) {
+        status = result->rest.status;
+        if (err) *err = result->rest;
+    }
     if (g.state.error.status != COP_OK) {
         status = g.state.error.status;
         if (err) *err = g.state.error;

@@ -66,7 +66,8 @@ cop_status held_records_write(const char *dir, const held_record *records, size_
     cop_status status = COP_OK;
     if (n > 0)
         status = replace(dir_fd, dir, records, n, err);
-    else if (unlinkat(dir_fd, HELD_FILE, 0) != 0 && errno != ENOENT)
+    else if ((unlinkat(dir_fd, HELD_FILE, 0) != 0 && errno != ENOENT) ||
+             (unlinkat(dir_fd, TEMPORARY, 0) != 0 && errno != ENOENT))
         status = fail(dir, "remove", err);
     close(dir_fd);
     return status;

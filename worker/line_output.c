@@ -17,8 +17,9 @@
 
 #define FLUSH_SECONDS 10.0 /* what is finished is in a file after that */
 #define TICK_SECONDS 0.1
-#define SILENCE_SECONDS 60.0    /* of a reward program, until that is told */
-#define PROGRAM_END_SECONDS 5.0 /* that a reward program has to end after its last answer */
+#define MOST_ASKED_BYTES ((size_t)32 << 20) /* of JSON that the reward program has not read yet */
+#define SILENCE_SECONDS 60.0                /* of a reward program, until that is told */
+#define PROGRAM_END_SECONDS 5.0             /* that a reward program has to end after its last answer */
 
 /* A record as it will be written, waiting for older lines. */
 typedef struct sealed {
@@ -49,6 +50,7 @@ struct line_output {
     uint64_t n_lines_end;
     char digest_end[INPUT_DIGEST_CHARS];
     judged *first, *newest; /* in order of arrival */
+    judged *unasked;        /* the first of them that the program has not been asked for */
     double silent_since;    /* the oldest of them got its last answer, or was asked */
     /* Sealed lines by order: place order % n_places, which grows so that each has its own. */
     sealed **places;
@@ -57,10 +59,13 @@ struct line_output {
     uint64_t n_lines_noted;
     bool has_snapshot;                     /* there may be a file of held records */
     size_t n_new;                          /* lines sealed since it was written */
+    size_t n_restored;                     /* of o.n_held */
     double unflushed_since, snapshot_next; /* when it may be written next */
     reward_tally *tally;
     dataset_counts before, counts; /* of the output: at the start, and now */
     progress *progress;
+    bool suspect; /* rewards that were taken belong to other samples */
+    cop_error rest;
     bool output_failed; /* nothing more can be written */
     bool complete;
     atomic_bool thread_ended;
@@ -211,6 +216,7 @@ static cop_status seal(line_output *w, line_job *j, const double *rewards, cop_e
         memcpy(s->digest, j->digest, sizeof s->digest);
         s->record = j->record;
         j->record = (wire_buffer){0};
+        w->n_restored += s->record.n > 0;
     }
     if (status == COP_OK && s->record.n == 0) status = encode_job(w, j, rewards, &s->record, err);
     if (status == COP_OK && w->o.dataset) status = shorten(j, &s->record, err);
@@ -270,9 +276,31 @@ static cop_status begin_judging(line_output *w, line_job *job, cop_error *err) {
     else
         w->first = j;
     w->newest = j;
+    if (!w->unasked) w->unasked = j;
     j->rewards = mem_alloc(job->n, sizeof *j->rewards);
     if (!j->rewards) return cop_fail(err, COP_ENOMEM, "could not judge %u samples", (unsigned)job->n);
-    return w->o.program ? ask_program(w, j, err) : judge_answers(w, j, err);
+    return w->o.program ? COP_OK : judge_answers(w, j, err);
+}
+
+/* Ask for as many lines as the program has room for: as JSON they take much more memory than here. */
+static cop_status ask_lines(line_output *w, cop_error *err) {
+    cop_status status = COP_OK;
+    for (; w->o.program && w->unasked && status == COP_OK; w->unasked = w->unasked->next) {
+        if (reward_waiting_bytes(w->o.program) > MOST_ASKED_BYTES) break;
+        status = ask_program(w, w->unasked, err);
+        if (status != COP_OK) break;
+    }
+    return status;
+}
+
+/* A reward too many tells that rewards belong to other samples than it seemed: nothing more is written, and
+ * the data set says for good that what is there cannot be trusted. */
+static void mark_suspect(line_output *w, const cop_error *why) {
+    cop_error ignored;
+    w->suspect = w->output_failed = true;
+    if (!w->o.dataset) return;
+    dataset_note(w->o.dataset, "suspect_rewards", json_string(why->message));
+    dataset_flush(w->o.dataset, &ignored);
 }
 
 /* Take answers for the oldest line.  True: it has all. */
@@ -280,6 +308,7 @@ static bool take_rewards(line_output *w, judged *j, double until, cop_status *st
     while (j->n_rewards < j->job->n) {
         bool has;
         *status = reward_take(w->o.program, until, &j->rewards[j->n_rewards], &has, err);
+        if (*status == COP_EINVAL) mark_suspect(w, err);
         if (*status != COP_OK || !has) return false;
         j->n_rewards++;
         w->silent_since = clock_seconds();
@@ -288,11 +317,12 @@ static bool take_rewards(line_output *w, judged *j, double until, cop_status *st
 }
 
 static cop_status seal_judged(line_output *w, double until, cop_error *err) {
-    cop_status status = COP_OK;
+    cop_status status = ask_lines(w, err);
     while (status == COP_OK && w->first && take_rewards(w, w->first, until, &status, err)) {
         judged *j = w->first;
         w->first = j->next;
         if (!w->first) w->newest = NULL;
+        if (w->unasked == j) w->unasked = j->next; /* it has its answers without */
         line_job *job = j->job;
         j->job = NULL;
         status = seal(w, job, j->rewards, err);
@@ -404,7 +434,8 @@ static cop_status flush_dataset(line_output *w, bool now, cop_error *err) {
     if (dataset_has_unflushed(w->o.dataset) && (now || time >= w->unflushed_since + FLUSH_SECONDS))
         status = dataset_flush(w->o.dataset, err);
     bool changed = w->n_sealed > 0 ? w->n_new > 0 : w->has_snapshot;
-    if (status == COP_OK && changed && (now || time >= w->snapshot_next)) status = save_held(w, err);
+    bool mine = w->n_restored >= w->o.n_held; /* else it has lines that have not come yet */
+    if (status == COP_OK && changed && mine && (now || time >= w->snapshot_next)) status = save_held(w, err);
     return status;
 }
 
@@ -441,27 +472,25 @@ static void show(line_output *w) {
     w->silent_since = clock_seconds();
 }
 
-/* A reward too many tells that they belong to other samples than it seemed. */
 static cop_status expect_no_more(line_output *w, cop_error *err) {
     double extra;
     bool has;
     cop_status status = reward_take(w->o.program, clock_seconds() + PROGRAM_END_SECONDS, &extra, &has, err);
-    if (status != COP_EFORMAT || !w->o.dataset) return status;
-    cop_error ignored; /* what is written by now cannot be trusted: the data set says so for good */
-    dataset_note(w->o.dataset, "suspect_rewards", json_string(err->message));
-    dataset_flush(w->o.dataset, &ignored);
+    if (status == COP_EINVAL) mark_suspect(w, err);
     return status;
 }
 
 /* Wait for the rewards that are owing, and close the data set. */
 static cop_status finish(line_output *w, cop_error *err) {
     cop_status status = write_ordered(w, err);
-    if (w->o.program) reward_no_more(w->o.program);
     while (status == COP_OK && w->first && !run_stopped(w->run)) {
         status = seal_judged(w, clock_seconds() + TICK_SECONDS, err);
+        if (w->o.program && !w->unasked) reward_no_more(w->o.program);
         if (status == COP_OK) status = write_ordered(w, err);
+        if (status == COP_OK) status = flush(w, false, err);
         show(w);
     }
+    if (w->o.program) reward_no_more(w->o.program);
     if (status == COP_OK && w->o.program) status = expect_no_more(w, err);
     if (status != COP_OK || run_stopped(w->run)) return status;
     assert(w->n_sealed == 0);
@@ -484,11 +513,11 @@ static cop_status write_some(line_output *w, cop_error *err) {
 
 /* The run was stopped: what was finished need not be computed again. */
 static void write_rest(line_output *w) {
-    cop_error ignored;
     cop_status status = COP_OK;
-    if (!w->o.program) status = take_finished(w, 0, &ignored);
-    if (status == COP_OK) status = write_ordered(w, &ignored);
-    if (status == COP_OK) flush(w, true, &ignored);
+    if (!w->o.program) status = take_finished(w, 0, &w->rest);
+    if (status == COP_OK) status = write_ordered(w, &w->rest);
+    if (status == COP_OK) status = flush(w, true, &w->rest);
+    w->rest.status = status;
 }
 
 static void *run(void *arg) {
@@ -513,6 +542,7 @@ cop_status line_output_open(line_output **out, const line_output_options *o, que
                        .finished = finished,
                        .run = state,
                        .tally = tally,
+                       .n_lines_noted = o->n_lines_noted,
                        .has_snapshot = o->dataset != NULL, /* perhaps, of an earlier run */
                        .snapshot_next = clock_seconds() + FLUSH_SECONDS};
     if (o->dataset) w->before = w->counts = *dataset_totals(o->dataset);
@@ -535,7 +565,7 @@ line_output_result line_output_close(line_output *w) {
     pthread_join(w->thread, NULL);
     progress_state end = progress_of(w);
     progress_close(w->progress, &end);
-    line_output_result result = {w->counts, w->n_sealed, w->complete};
+    line_output_result result = {w->counts, w->n_sealed, w->complete, w->suspect, w->rest};
     for (size_t i = 0; i < w->n_places; i++) sealed_free(w->places[i]);
     while (w->first) {
         judged *j = w->first;

@@ -32,6 +32,9 @@ bool record_rewards(double **out, size_t *n, const shard_view *record);
 typedef struct line_output_options {
     dataset_writer *dataset; /* NULL: JSON Lines to `out` */
     const char *dir;         /* its folder */
+    size_t
+        n_held; /* lines that come with a record of an earlier run: until all have, held.zst stays as it is */
+    uint64_t n_lines_noted; /* of the input, in its manifest */
     FILE *out;
     const tokenizer *tokenizer;
     bool text;        /* keep the decoded text of samples that have one */
@@ -47,6 +50,8 @@ typedef struct line_output_result {
     dataset_counts counts; /* of the whole output, earlier runs included */
     size_t n_held;         /* further lines that are finished, but wait for older ones */
     bool complete;         /* all lines are written */
+    bool suspect;          /* rewards in the data set belong to other samples */
+    cop_error rest; /* of an interrupted run, why what was finished could not be saved; COP_OK: it is */
 } line_output_result;
 
 typedef struct line_output line_output;

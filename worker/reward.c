@@ -57,6 +57,7 @@ struct reward {
     uint64_t n_given;          /* of those asked, what was written, if only in part */
     uint64_t n_answered;
     question *first_question, **end_question; /* not written yet */
+    size_t n_waiting;                         /* bytes of them, and of the one being written */
     bool no_more;                             /* questions come */
     bool input_closed;                        /* by the program, before all was written */
     double *answers;                          /* the n_answered - n_taken that wait, from `first` on */
@@ -196,7 +197,7 @@ static cop_status take_line(reward *r, const char *line, size_t n) {
     cop_error *err = &r->failure;
     uint64_t number = r->n_answered + 1;
     if (number > r->n_given)
-        cop_fail(err, COP_EFORMAT,
+        cop_fail(err, COP_EINVAL,
                  "could not match line %" PRIu64 " of the reward program, \"%s\": it was asked for %" PRIu64
                  " so far, one line each",
                  number, shown, r->n_given);
@@ -345,6 +346,9 @@ static void *write_questions(void *arg) {
     bool ok = true;
     for (question *q; ok && (q = next_question(r));) {
         ok = write_question(r, q);
+        pthread_mutex_lock(&r->mutex);
+        r->n_waiting -= q->n;
+        pthread_mutex_unlock(&r->mutex);
         mem_free(q);
     }
     if (!ok) note_closed_input(r);
@@ -478,10 +482,18 @@ cop_status reward_ask(reward *r, json_t *sample, cop_error *err) {
         *r->end_question = q;
         r->end_question = &q->next;
         r->n_asked++;
+        r->n_waiting += q->n;
         pthread_cond_signal(&r->handed);
     }
     pthread_mutex_unlock(&r->mutex);
     return status;
+}
+
+size_t reward_waiting_bytes(reward *r) {
+    pthread_mutex_lock(&r->mutex);
+    size_t n = r->n_waiting;
+    pthread_mutex_unlock(&r->mutex);
+    return n;
 }
 
 void reward_no_more(reward *r) {

@@ -44,15 +44,19 @@ void reward_stop(reward *r);
 cop_status reward_ask(reward *r, json_t *sample, cop_error *err);
 
 /* The oldest answer that was not taken; *has is false if there is none by clock_seconds() == until.  NaN:
- * null.  COP_EFORMAT: the program printed something else (the line and its number are in the message) or more
- * lines than it was given; COP_EIO: it ended with answers owing, or closed its stdin before it got all.  How
- * it ends is no matter when it owes nothing: then *has is false at once.  So a last call after
- * reward_no_more() with nothing owing waits for the end, and finds a line too many. */
+ * null.  COP_EFORMAT: the program printed something else (the line and its number are in the message);
+ * COP_EINVAL: more lines than it was given, so that earlier answers may belong to other samples; COP_EIO: it
+ * ended with answers owing, or closed its stdin before it got all.  How it ends is no matter when it owes
+ * nothing: then *has is false at once.  So a last call after reward_no_more() with nothing owing waits for
+ * the end, and finds a line too many. */
 cop_status reward_take(reward *r, double until, double *value, bool *has, cop_error *err);
 
 /* Nothing more is asked: its stdin is closed when all is written, so that a program that holds its answers
  * back gives them.  Go on with reward_take(). */
 void reward_no_more(reward *r);
+
+/* Bytes that were asked and that the program has not taken yet. */
+size_t reward_waiting_bytes(reward *r);
 
 uint64_t reward_owing(const reward *r); /* asked and not taken */
 

@@ -47,6 +47,12 @@ def stands_still(client):
     return first["steps"] == then["steps"] and then["rows"] == 0 and then["queued"] > 0
 
 
+def wait_until_parked(other, samples_before):
+    """Something of the rollout has been made, and nothing more is: before that it stands still, too."""
+    wait_for(lambda: other.ask("status")["samples"] > samples_before)
+    wait_for(stands_still, other)
+
+
 def end(client, id, accepted, other):
     """Cancel the rollout `id` of `client`; the rollout."""
     assert other.ask("cancel", target=id)["type"] == "done"
@@ -192,8 +198,9 @@ def test_a_client_that_does_not_read_is_parked_and_loses_nothing(small_backlog, 
 
 def test_requests_of_a_client_that_does_not_read_are_kept_up_to_a_limit(small_backlog, undisturbed):
     with slow_client(small_backlog) as slow, small_backlog.client() as other:
+        before = other.ask("status")["samples"]
         many = slow.send("rollout", **MANY)
-        wait_for(stands_still, other)
+        wait_until_parked(other, before)
         sent = [slow.send("detokenize", tokens=[5] * 1000) for _ in range(200)]  # three times the limit
         for _ in range(300):
             time.sleep(0.002)
@@ -215,8 +222,7 @@ def test_what_all_clients_leave_unread_is_bounded_too(start_worker, undisturbed)
     worker = start_worker("--max-rows", "16", "--step-tokens", "16", "--keep-bytes", str(2 * BACKLOG))
     with slow_client(worker) as a, slow_client(worker) as b, worker.client() as other:
         many = [(c, c.send("rollout", **MANY)) for c in (a, b)]
-        wait_for(lambda: other.ask("status")["samples"] > 100)
-        wait_for(stands_still, other)
+        wait_until_parked(other, 100)
         assert other.ask("status")["samples"] < 0.9 * 2 * len(undisturbed)
         assert other.rollout([OTHER], n=2, max_tokens=70).samples
         for client, id in many:
@@ -324,9 +330,10 @@ def test_clients_that_are_killed_leave_nothing_behind(start_worker):
 
 
 def test_a_parked_client_that_is_killed_is_forgotten(small_backlog):
-    p = clients_to_kill(small_backlog, {**MANY, "id": "parked", "compress": False})
     with small_backlog.client() as other:
-        wait_for(stands_still, other)
+        before = other.ask("status")["samples"]
+        p = clients_to_kill(small_backlog, {**MANY, "id": "parked", "compress": False})
+        wait_until_parked(other, before)
         p.kill()
         p.communicate()
         wait_for(is_idle, other)
@@ -341,7 +348,7 @@ def test_draining_ends_though_a_client_does_not_read(start_worker):
     worker = start_worker("--max-rows", "16", "--max-backlog", str(BACKLOG), "--grace", "0.5")
     with slow_client(worker) as slow, worker.client() as other:
         slow.send("rollout", **MANY)
-        wait_for(stands_still, other)
+        wait_until_parked(other, 0)
         slow.send("detokenize", tokens=[5])
         worker.terminate()
         worker.expect_clean_end()

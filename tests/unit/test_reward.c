@@ -224,12 +224,12 @@ static void a_last_line_feed_may_be_missing(void **state) {
 
 static void a_line_too_many_is_found(void **state) {
     (void)state;
-    expect_bad_program("n=$(wc -l); exec seq $((2 * n))", 2, 2, COP_EFORMAT, "line 3 ");
-    expect_bad_program("cat >/dev/null; exec yes 1", 5, 5, COP_EFORMAT, "asked for 5 so far");
+    expect_bad_program("n=$(wc -l); exec seq $((2 * n))", 2, 2, COP_EINVAL, "line 3 ");
+    expect_bad_program("cat >/dev/null; exec yes 1", 5, 5, COP_EINVAL, "asked for 5 so far");
     reward *r = open_or_fail("echo 1; exec sleep 1000"); /* before any question */
-    expect_failure(r, COP_EFORMAT, "asked for 0 so far");
+    expect_failure(r, COP_EINVAL, "asked for 0 so far");
     cop_error err = {0};
-    assert_int_equal(ask(r, &err), COP_EFORMAT);
+    assert_int_equal(ask(r, &err), COP_EINVAL);
     assert_int_equal(reward_owing(r), 0);
     reward_close(r);
     /* an answer to what still waits here: the second question has begun, the third has not */
@@ -238,7 +238,7 @@ static void a_line_too_many_is_found(void **state) {
     ask_much_or_fail(r, MUCH);
     ask(r, NULL); /* on a slow machine that may be too late, which changes nothing below */
     for (int i = 1; i <= 2; i++) assert_true(take_or_fail(r) == i);
-    expect_failure(r, COP_EFORMAT, "line 3 of the reward program, \"3\": it was asked for 2 so far");
+    expect_failure(r, COP_EINVAL, "line 3 of the reward program, \"3\": it was asked for 2 so far");
     reward_close(r);
 }
 
