@@ -15,7 +15,7 @@ N = 8
 WINDOW = 12  # rollouts in flight
 CONNECTION_REQUESTS = 50  # after so many a client leaves for a new one
 TOLERANCE_KIB = 2048  # of resident memory, from the first fifth to the end
-SANITIZED = "sanit" in os.environ.get("COPPICE", "") or "address" in os.environ.get("COPPICE", "")
+SANITIZED = any(name in os.environ.get("COPPICE", "") for name in ("address", "thread"))
 
 CHATS = [{"messages": [{"role": "user", "content": f"What is {a} * {b}?"}]} for a, b in [(12, 34), (1234, 56), (7, 8)]]
 
