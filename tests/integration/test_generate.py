@@ -22,7 +22,7 @@ SLOW = 15 if "thread" in COPPICE else 3 if "address" in COPPICE else 1  # how mu
 OPTIONS = ["-n", "4", "--seed", "42", "--temperature", "2", "--max-tokens", "60", "--logprobs", "sampling,model", "--quiet"]
 SHARD_BYTES = 8192 if SLOW == 1 else 1
 SMALL_SHARDS = ["--shard-bytes", str(SHARD_BYTES)]
-LINES = 300 if SLOW == 1 else 60
+LINES = 300 if SLOW == 1 else 150  # more than a frame of records
 
 
 def questions(n, seed=0):
