@@ -248,10 +248,14 @@ static cop_status open_dataset(generation_job *j, cop_error *err) {
     return status;
 }
 
+/* Whether nothing has been made yet. */
+static bool is_empty(const generation_job *j) {
+    return j->dataset && dataset_next_line(j->dataset) == 0 && j->held.n == 0 && !is_complete(j);
+}
+
 /* The input that a run is bound to: none before anything has been made of it. */
 static noted_input noted_of_job(const generation_job *j) {
-    bool empty = j->dataset && dataset_next_line(j->dataset) == 0 && j->held.n == 0 && !is_complete(j);
-    return empty ? (noted_input){0} : noted_of(j->dataset);
+    return is_empty(j) ? (noted_input){0} : noted_of(j->dataset);
 }
 
 /* The input must be what the output was begun with, as far as that is known.  Of a file all is known before
@@ -275,14 +279,15 @@ static cop_status open_input(generation_job *j, cop_error *err) {
     return status == COP_OK && !is_complete(j) ? input_open(&j->in, path, err) : status;
 }
 
-/* Rewards that were found to belong to other samples stay in the folder. */
-static cop_status check_trust(const generation_job *j, cop_error *err) {
-    bool empty = j->dataset && dataset_next_line(j->dataset) == 0 && j->held.n == 0;
-    const char *why =
-        j->dataset && !empty ? json_string_value(dataset_noted(j->dataset, "suspect_rewards")) : NULL;
-    return why ? cop_fail(err, COP_EINVAL, "the rewards in \"%s\" cannot be trusted, take another folder: %s",
-                          j->s.c->output, why)
-               : COP_OK;
+/* Rewards that were found to belong to other samples stay in the folder, unless nothing has got there. */
+static cop_status check_trust(generation_job *j, cop_error *err) {
+    const char *why = j->dataset ? json_string_value(dataset_noted(j->dataset, "suspect_rewards")) : NULL;
+    if (!why) return COP_OK;
+    if (!is_empty(j))
+        return cop_fail(err, COP_EINVAL, "the rewards in \"%s\" cannot be trusted, take another folder: %s",
+                        j->s.c->output, why);
+    dataset_note(j->dataset, "suspect_rewards", json_null());
+    return COP_OK;
 }
 
 /* The rewards of the records that are there already. */

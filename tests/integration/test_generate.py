@@ -535,6 +535,7 @@ def test_rewards_that_were_shifted_are_not_gone_on_with(tmp_path):
     p = generate(source, tmp_path / "out", *options)
     if written == 0:  # it was told before anything was written
         assert p.returncode == 0 and all(r["rewards"] == [1] * 4 for r in records(tmp_path / "out"))
+        assert "complete already" in generate(source, tmp_path / "out", *options).stderr
     else:
         assert "cannot be trusted" in p.stderr and manifest(tmp_path / "out")["state"] == "running"
 
