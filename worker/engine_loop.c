@@ -308,25 +308,18 @@ static void on_failed(void *context, const cop_error *e) {
 
 /* ---- Scores. */
 
-static void *copy(const void *from, size_t n, size_t size, bool *ok) {
-    void *to = mem_alloc(n, size);
-    if (to && n) memcpy(to, from, n * size);
-    if (!to) *ok = false;
-    return to;
-}
-
 static void on_scored(void *context, size_t sequence, const score_result *s) {
     flight *f = context;
     reply_score *to = &f->scores[sequence];
     bool ok = true;
     to->n = s->n;
-    to->logprobs = copy(s->logprobs, s->n, sizeof(float), &ok);
+    to->logprobs = copy_items(s->logprobs, s->n, sizeof(float), &ok);
     if (s->top > 0) {
         size_t top = (size_t)s->top;
-        to->top_ids = copy(s->top_ids, s->n * top, sizeof(uint32_t), &ok);
-        to->top_logprobs = copy(s->top_logprobs, s->n * top, sizeof(float), &ok);
-        to->next_ids = copy(s->next_ids, top, sizeof(uint32_t), &ok);
-        to->next_logprobs = copy(s->next_logprobs, top, sizeof(float), &ok);
+        to->top_ids = copy_items(s->top_ids, s->n * top, sizeof(uint32_t), &ok);
+        to->top_logprobs = copy_items(s->top_logprobs, s->n * top, sizeof(float), &ok);
+        to->next_ids = copy_items(s->next_ids, top, sizeof(uint32_t), &ok);
+        to->next_logprobs = copy_items(s->next_logprobs, top, sizeof(float), &ok);
     }
     if (!ok) f->broken = true;
 }

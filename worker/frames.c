@@ -40,6 +40,17 @@ void frame_encoder_close(frame_encoder *e) {
     mem_free(e);
 }
 
+bool write_all(int fd, const void *bytes, size_t n) {
+    for (const uint8_t *from = bytes; n > 0;) {
+        ssize_t written = write(fd, from, n);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return false;
+        from += written;
+        n -= (size_t)written;
+    }
+    return true;
+}
+
 cop_status frame_encode(frame_encoder *e, const uint8_t *bytes, size_t n, const uint8_t **frame,
                         size_t *n_frame, cop_error *err) {
     assert(n > 0 && n <= FRAME_MAX_BYTES);

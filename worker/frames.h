@@ -20,6 +20,9 @@ void frame_encoder_close(frame_encoder *e); /* NULL does nothing */
 cop_status frame_encode(frame_encoder *e, const uint8_t *bytes, size_t n, const uint8_t **frame,
                         size_t *n_frame, cop_error *err);
 
+/* write(2) all n bytes.  False: errno tells. */
+bool write_all(int fd, const void *bytes, size_t n);
+
 typedef enum frame_kind {
     FRAME_WHOLE,
     FRAME_END,   /* the bytes end here, between two frames */

@@ -121,11 +121,6 @@ static cop_status measure_input(whole_input *out, const char *path, uint64_t n_p
     return status;
 }
 
-/* As the manifest has it; line_output.c writes the same as stdin is read. */
-static json_t *input_note(uint64_t n_lines, const char *digest, bool whole) {
-    return json_pack("{s:I, s:s, s:b}", "lines", (json_int_t)n_lines, "digest", digest, "whole", whole);
-}
-
 /* What the folder knows of its input: the whole, or of a pipe what was used so far.  Zeroed: nothing. */
 typedef struct noted_input {
     uint64_t n_lines;

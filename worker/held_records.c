@@ -19,17 +19,6 @@ static cop_status fail(const char *dir, const char *did, cop_error *err) {
 
 /* ---- Writing. */
 
-static bool write_all(int fd, const uint8_t *bytes, size_t n) {
-    while (n > 0) {
-        ssize_t written = write(fd, bytes, n);
-        if (written < 0 && errno == EINTR) continue;
-        if (written < 0) return false;
-        bytes += written;
-        n -= (size_t)written;
-    }
-    return true;
-}
-
 static cop_status write_frame(int fd, frame_encoder *e, const uint8_t *bytes, size_t n, const char *dir,
                               cop_error *err) {
     const uint8_t *frame;

@@ -22,6 +22,7 @@
 #include <zstd.h>
 #include <zstd_errors.h>
 
+#include "worker/file_hash.h"
 #include "worker/jsonl.h"
 
 enum { BLOCK_BYTES = 256 << 10, MAGIC_BYTES = 4 };
@@ -300,10 +301,6 @@ cop_status input_next(input_file *in, input_line *line, bool *more, cop_error *e
     return status;
 }
 
-void input_digest(const input_file *in, char hex[INPUT_DIGEST_CHARS]) {
-    XXH128_canonical_t digest;
-    XXH128_canonicalFromHash(&digest, XXH3_128bits_digest(&in->digest));
-    for (size_t i = 0; i < sizeof digest.digest; i++) snprintf(hex + 2 * i, 3, "%02x", digest.digest[i]);
-}
+void input_digest(const input_file *in, char hex[INPUT_DIGEST_CHARS]) { file_hash_hex(&in->digest, hex); }
 
 uint64_t input_lines(const input_file *in) { return in->n_lines; }

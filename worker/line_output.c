@@ -369,14 +369,16 @@ static cop_status print_line(line_output *w, const sealed *s, cop_error *err) {
     return cop_fail(err, COP_EIO, "could not write the output: %s", strerror(errno));
 }
 
+json_t *input_note(uint64_t n_lines, const char *digest, bool whole) {
+    return json_pack("{s:I, s:s, s:b}", "lines", (json_int_t)n_lines, "digest", digest, "whole", whole);
+}
+
 /* The manifest tells how much of an input that comes from a pipe was used; it is never less than was written.
  */
 static void note_input(line_output *w, uint64_t n_lines, const char *digest, bool whole) {
     if (!w->o.notes_input || (n_lines <= w->n_lines_noted && !whole)) return;
     w->n_lines_noted = n_lines;
-    dataset_note(
-        w->o.dataset, "input",
-        json_pack("{s:I, s:s, s:b}", "lines", (json_int_t)n_lines, "digest", digest, "whole", whole));
+    dataset_note(w->o.dataset, "input", input_note(n_lines, digest, whole));
 }
 
 static cop_status append_line(line_output *w, const sealed *s, cop_error *err) {

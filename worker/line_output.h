@@ -29,6 +29,10 @@ void reward_tally_add(reward_tally *t, const double *rewards, size_t n);
 /* The rewards of a record that has some, as a new array (mem_free); NaN for nil.  False without memory. */
 bool record_rewards(double **out, size_t *n, const shard_view *record);
 
+/* What the manifest tells of the input: lines, their digest, and whether that is all of it.  NULL without
+ * memory. */
+json_t *input_note(uint64_t n_lines, const char *digest, bool whole);
+
 typedef struct line_output_options {
     dataset_writer *dataset; /* NULL: JSON Lines to `out` */
     const char *dir;         /* its folder */

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "worker/frames.h"
 #include "worker/jsonl.h"
 
 #define FORMAT "coppice.shards"
@@ -229,22 +230,10 @@ static char *dump(const json_t *value, size_t flags) {
     return json_dumps(value, flags | JSON_ENCODE_ANY | JSON_REAL_PRECISION(real_digits(value)));
 }
 
-static cop_status write_all(int fd, const char *bytes, size_t n) {
-    while (n > 0) {
-        ssize_t written = write(fd, bytes, n);
-        if (written < 0 && errno == EINTR) continue;
-        if (written < 0) return COP_EIO;
-        bytes += written;
-        n -= (size_t)written;
-    }
-    return COP_OK;
-}
-
 static bool write_temporary(int dir_fd, const char *text) {
     int fd = openat(dir_fd, MANIFEST_TEMPORARY, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd < 0) return false;
-    bool ok =
-        write_all(fd, text, strlen(text)) == COP_OK && write_all(fd, "\n", 1) == COP_OK && fsync(fd) == 0;
+    bool ok = write_all(fd, text, strlen(text)) && write_all(fd, "\n", 1) && fsync(fd) == 0;
     int error = errno;
     if (close(fd) != 0 && ok) return false;
     errno = error;

@@ -5,7 +5,7 @@
 
 #include "worker/convert.h"
 
-static void *copy(const void *from, size_t n, size_t size, bool *ok) {
+void *copy_items(const void *from, size_t n, size_t size, bool *ok) {
     void *to = mem_alloc(n, size);
     if (to && n) memcpy(to, from, n * size);
     if (!to) *ok = false;
@@ -15,15 +15,15 @@ static void *copy(const void *from, size_t n, size_t size, bool *ok) {
 static bool copy_arrays(reply_sample *out, const sample_result *s) {
     size_t n = (size_t)s->n_tokens;
     bool ok = true;
-    out->tokens = copy(s->tokens, n, sizeof(uint32_t), &ok);
-    out->mask = copy(s->mask, n, 1, &ok);
-    if (s->logprobs) out->logprobs = copy(s->logprobs, n, sizeof(float), &ok);
-    if (s->model_logprobs) out->model_logprobs = copy(s->model_logprobs, n, sizeof(float), &ok);
-    if (s->entropy) out->entropy = copy(s->entropy, n, sizeof(float), &ok);
+    out->tokens = copy_items(s->tokens, n, sizeof(uint32_t), &ok);
+    out->mask = copy_items(s->mask, n, 1, &ok);
+    if (s->logprobs) out->logprobs = copy_items(s->logprobs, n, sizeof(float), &ok);
+    if (s->model_logprobs) out->model_logprobs = copy_items(s->model_logprobs, n, sizeof(float), &ok);
+    if (s->entropy) out->entropy = copy_items(s->entropy, n, sizeof(float), &ok);
     if (s->kept_offsets) {
-        out->kept_offsets = copy(s->kept_offsets, n + 1, sizeof(uint32_t), &ok);
-        out->kept_ids =
-            (wire_ids){copy(s->kept_ids, s->kept_offsets[n], sizeof(uint32_t), &ok), s->kept_offsets[n]};
+        out->kept_offsets = copy_items(s->kept_offsets, n + 1, sizeof(uint32_t), &ok);
+        out->kept_ids = (wire_ids){copy_items(s->kept_ids, s->kept_offsets[n], sizeof(uint32_t), &ok),
+                                   s->kept_offsets[n]};
     }
     return ok;
 }
@@ -32,7 +32,7 @@ static bool copy_lists(reply_sample *out, const sample_result *s, reply_weights 
     bool ok = true;
     if (s->stop_string.bytes)
         out->stop_string =
-            (wire_text){copy(s->stop_string.bytes, s->stop_string.n, 1, &ok), s->stop_string.n};
+            (wire_text){copy_items(s->stop_string.bytes, s->stop_string.n, 1, &ok), s->stop_string.n};
     reply_tool_call *calls = mem_alloc((size_t)s->n_tool_calls, sizeof *calls);
     reply_weights_run *run = mem_alloc(1, sizeof *run);
     out->tool_calls = calls;

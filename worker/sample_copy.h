@@ -12,6 +12,9 @@ bool sample_copy(reply_sample *out, const sample_result *s, reply_weights weight
 /* Free what sample_copy() made; all other pointers are left alone.  Zeroed does nothing. */
 void sample_copy_free(reply_sample *s);
 
+/* A new copy of n items, also of none; NULL without memory, and then *ok is false. */
+void *copy_items(const void *from, size_t n, size_t size, bool *ok);
+
 /* Bytes that a copy holds, near enough to bound memory with. */
 size_t sample_copy_bytes(const reply_sample *s);
 
