@@ -122,6 +122,7 @@ static cop_status open_engine(engine **out, const arch *a, checkpoint *c, uint64
         engine_close(e);
         return status;
     }
+    memcpy(e->label.digest, e->w->digest, sizeof e->label.digest);
     set_limits(e);
     *out = e;
     return COP_OK;
@@ -220,7 +221,7 @@ cop_status engine_submit_score(engine *e, const score_spec *spec, engine_job **j
 /* ---- Facts. */
 
 const arch *engine_arch(const engine *e) { return &e->a; }
-const char *engine_digest(const engine *e) { return e->w->digest; }
+const weights_label *engine_weights(const engine *e) { return &e->label; }
 const char *engine_numerics(const engine *e) { return e->numerics; }
 const char *engine_isa(const engine *e) { return cpu_isa_name(k_isa(e->k)); }
 int engine_threads(const engine *e) { return k_threads(e->k); }
@@ -252,3 +253,23 @@ void engine_read_status(const engine *e, engine_status *s) {
 }
 
 cop_status engine_measure(engine *e, k_peaks *out, cop_error *err) { return k_measure(e->k, out, err); }
+
+/* ---- Not there yet. */
+
+void engine_pause(engine *e, engine_pause_mode mode) { (void)e, (void)mode; }
+bool engine_is_quiet(const engine *e) { return e->n_tasks == 0; }
+void engine_abort_rows(engine *e) { (void)e; }
+cop_status engine_load_weights(engine *e, const weights_source *s, weights **out, cop_error *err) {
+    (void)e, (void)s, *out = NULL;
+    return cop_fail(err, COP_EUNSUPPORTED, "not yet");
+}
+cop_status engine_load_path(engine *e, const char *path, weights **out, cop_error *err) {
+    (void)e, (void)path, *out = NULL;
+    return cop_fail(err, COP_EUNSUPPORTED, "not yet");
+}
+void engine_drop_weights(engine *e, weights *w) { (void)e, weights_close(w); }
+const char *engine_weights_digest(const weights *w) { return w->digest; }
+void engine_use_weights(engine *e, weights *w, uint64_t version, weights_policy policy) {
+    (void)policy, (void)version, engine_drop_weights(e, w);
+}
+int engine_n_weights(const engine *e) { return e != NULL; }

@@ -10,8 +10,11 @@
  * Requests are served in the order of submission.  When pages run out, the youngest of what runs gives its
  * own back and is computed again later, so all that is accepted gets to its end.
  *
- * One thread uses an engine; events are called from engine_step(), engine_cancel() and engine_submit() on
- * that thread and must not call back into the engine. */
+ * New weights may come while rows run.  They are read on another thread and put into use between two steps;
+ * then each step is one pass per set of weights that something still runs on.
+ *
+ * One thread uses an engine, but for engine_load_*(); events are called from engine_step(), engine_cancel(),
+ * engine_submit() and engine_use_weights() on that thread and must not call back into the engine. */
 #ifndef COP_ENGINE_H
 #define COP_ENGINE_H
 
@@ -34,6 +37,18 @@ typedef struct engine_options {
     bool hold_rows; /* rows wait while any prompt is computed; they then go on in step (for measuring) */
 } engine_options;
 engine_options engine_defaults(void);
+
+/* ---- What a set of weights is called. */
+typedef struct weights_label {
+    uint64_t version; /* 0: the set that the engine was opened with */
+    char digest[33];  /* 32 hex digits, equal for equal tensors and architecture (PROTOCOL.md "Weights") */
+} weights_label;
+
+/* Tokens from index `start` on, up to the next run or the end, were drawn (or forced) under these weights. */
+typedef struct weights_run {
+    int32_t start;
+    weights_label label;
+} weights_run;
 
 /* ---- A rollout. */
 typedef enum sample_finish { FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED } sample_finish;
@@ -84,6 +99,8 @@ typedef struct sample_result {
     const uint32_t *kept_offsets;           /* [n_tokens + 1] */
     const tool_call *tool_calls;
     int n_tool_calls;
+    const weights_run *weights; /* [n_weights] they cover the tokens; none where there are none */
+    int n_weights;
     sample_finish finish;
     int32_t stop;            /* the stop token that was hit, or -1 */
     stop_string stop_string; /* the stop string that was hit; bytes NULL: none */
@@ -129,7 +146,7 @@ typedef struct score_spec {
     double temperature;
     void *context;
     void (*scored)(void *context, size_t sequence, const score_result *s); /* in any order */
-    void (*done)(void *context);
+    void (*done)(void *context, const weights_label *w); /* under which all of it was scored */
     void (*failed)(void *context, const cop_error *e);
 } score_spec;
 
@@ -171,9 +188,68 @@ void engine_park(engine *e, engine_job *job, bool parked);
 /* Whether something of a job that was never parked has been started: until then it only waits. */
 bool engine_job_started(const engine_job *job);
 
-/* Run one step, if there is work.  False: there was nothing to do, or only parked jobs are left.  A failure
- * of the backend fails the jobs concerned. */
+/* Run one step, if there is work.  False: there was nothing to do, only parked jobs are left, or the engine
+ * is paused and nothing may go on.  A failure of the backend fails the jobs concerned. */
 bool engine_step(engine *e);
+
+/* What may go on from now on. */
+typedef enum engine_pause_mode {
+    ENGINE_RUN,    /* everything: not paused */
+    ENGINE_FINISH, /* samples and scored sequences that have started; nothing new starts */
+    ENGINE_HOLD    /* nothing: rows keep their pages and wait */
+} engine_pause_mode;
+void engine_pause(engine *e, engine_pause_mode mode);
+/* No sample or scored sequence that has started is without its end. */
+bool engine_is_quiet(const engine *e);
+/* Rows in flight end now, as FINISH_CANCELLED with what they have; samples that have not started still do. */
+void engine_abort_rows(engine *e);
+
+/* ---- New weights. */
+
+/* What becomes of rows in flight when other weights come into use.  Samples that have not started start under
+ * the new ones, whatever the policy; a score ends under those with which its first sequence began. */
+typedef enum weights_policy {
+    WEIGHTS_FINISH,    /* they end under the weights that they run on */
+    WEIGHTS_KEEP,      /* they go on under the new ones, with the K and V that they have: such a row is never
+                          preempted and none of its pages is found again; where the pool is full of them, the
+                          youngest ends as FINISH_CANCELLED */
+    WEIGHTS_RECOMPUTE, /* they go on under the new ones, all K and V computed again */
+    WEIGHTS_ABORT      /* they end as FINISH_CANCELLED, to be continued with `prefix` */
+} weights_policy;
+
+typedef struct weights weights;
+
+/* Tensors on their way, one after the other in order of name (bytes).  One thread at a time. */
+typedef struct weights_source {
+    void *context;
+    /* *out: the next tensor, valid until the next call; NULL after the last. */
+    cop_status (*next)(void *context, const tensor_info **out, cop_error *err);
+    /* Elements [first, first + n) of it, as they are, in order: each is asked for once. */
+    cop_status (*read)(void *context, size_t first, size_t n, void *to, cop_error *err);
+    /* After the last one: whether all was as it should be.  tensors_digest: XXH3-128 in 32 hex digits of what
+     * the set's digest covers before the architecture. */
+    cop_status (*finish)(void *context, const char *tensors_digest, cop_error *err);
+} weights_source;
+
+/* Read and pack a set of weights for this engine's model: the same tensors, of the same shapes; dtypes may be
+ * others. Any thread, one at a time, while the engine runs; only engine_close() must come later.  *out is to
+ * be given to engine_use_weights() or engine_drop_weights().  _path: a checkpoint as checkpoint_open() takes
+ * it, or any .pt file; where a meta file is beside it, the architecture must be the same. Errors: COP_EFORMAT
+ * (a tensor is missing, unknown or misshaped; its name in the message), COP_EMODEL (a number is not finite),
+ * COP_ENOMEM, and those of the source or of checkpoint_open(); *out is then NULL, and nothing changed. */
+cop_status engine_load_weights(engine *e, const weights_source *s, weights **out, cop_error *err);
+cop_status engine_load_path(engine *e, const char *path, weights **out, cop_error *err);
+void engine_drop_weights(engine *e, weights *w); /* any thread; NULL does nothing */
+const char *engine_weights_digest(const weights *w);
+
+/* Take `w` into use under this version, from the next step on.  If its digest is that of the set in use, only
+ * the version changes: of the label of what is drawn from now on, but for rows that WEIGHTS_FINISH lets end.
+ */
+void engine_use_weights(engine *e, weights *w, uint64_t version, weights_policy policy);
+const weights_label *
+engine_weights(const engine *e); /* those in use; engine thread; valid until the next change */
+int engine_n_weights(
+    const engine *e); /* sets in memory: 1 and those that something still runs on.  Any thread. */
 
 /* Where the step is that runs now, to tell which one does not come back.  Any thread. */
 typedef struct engine_place {
@@ -186,7 +262,6 @@ engine_place engine_where(const engine *e);
 
 /* Facts.  Any thread may read what never changes: these. */
 const arch *engine_arch(const engine *e);
-const char *engine_digest(const engine *e);   /* of the weights: 32 hex digits (PROTOCOL.md "Weights") */
 const char *engine_numerics(const engine *e); /* "cop1-bf16", "cop1-f32" */
 const char *engine_isa(const engine *e);
 int engine_threads(const engine *e);

@@ -47,6 +47,7 @@ struct engine {
     k_ctx *k;
     arch a;
     weights *w;
+    weights_label label; /* of w */
     forward *f;
     const tokenizer *tokenizer;
     engine_options o;

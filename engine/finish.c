@@ -12,6 +12,9 @@ void finish_sample(engine *e, prompt *p, uint32_t index, const row *r) {
                        .finish = FINISH_CANCELLED,
                        .stop = -1};
     if (r) row_result(r, &s);
+    const weights_run run = {0, e->label};
+    s.weights = &run;
+    s.n_weights = s.n_tokens > 0;
     if (!s.logprobs && j->rules.logprobs) s.logprobs = &no_float;
     if (!s.model_logprobs && j->rules.model_logprobs) s.model_logprobs = &no_float;
     if (!s.entropy && j->rules.entropy) s.entropy = &no_float;
@@ -94,7 +97,7 @@ static void sweep_tasks(engine *e) {
     e->n_tasks = n;
 }
 
-static void job_tell_end(engine_job *j) {
+static void job_tell_end(const engine *e, engine_job *j) {
     if (j->silent) return;
     bool rollout = j->kind == JOB_ROLLOUT;
     if (j->failure.status != COP_OK) {
@@ -106,7 +109,7 @@ static void job_tell_end(engine_job *j) {
         j->totals.seconds = clock_seconds() - j->start;
         j->events.done(j->events.context, &j->totals);
     } else {
-        j->score.done(j->score.context);
+        j->score.done(j->score.context, &e->label);
     }
 }
 
@@ -124,7 +127,7 @@ void finish_sweep(engine *e) {
             continue;
         }
         *link = j->next;
-        job_tell_end(j);
+        job_tell_end(e, j);
         job_close(j);
     }
 }

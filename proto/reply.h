@@ -114,6 +114,7 @@ bool reply_encode_status(wire_buffer *out, const reply_head *head, const reply_s
 bool reply_encode_accepted(wire_buffer *out, const reply_head *head, const reply_accepted *accepted);
 bool reply_encode_done(wire_buffer *out, const reply_head *head,
                        const reply_done *done); /* NULL: a bare `done` */
+bool reply_encode_weights(wire_buffer *out, const reply_head *head, reply_weights weights);
 bool reply_encode_error(wire_buffer *out, const reply_head *head, const wire_error *error);
 bool reply_encode_scores(wire_buffer *out, const reply_head *head, const reply_scores *scores);
 bool reply_encode_tokens(wire_buffer *out, const reply_head *head, wire_ids tokens);

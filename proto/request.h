@@ -26,6 +26,11 @@
 #define REQUEST_MOST_TEMPERATURE 100.0
 #define REQUEST_LEAST_TIMEOUT 1e-3 /* seconds */
 #define REQUEST_MOST_TIMEOUT 1e9
+#define REQUEST_WEIGHTS_TIMEOUT 600.0 /* seconds, the default of `weights_timeout` */
+#define REQUEST_MAX_DIMS 4
+#define REQUEST_MAX_PATH 4096        /* bytes */
+#define REQUEST_MAX_TENSOR_NAME 1024 /* bytes */
+#define REQUEST_DIGEST 32            /* hex digits */
 
 typedef enum request_type {
     REQUEST_PING,
@@ -34,7 +39,13 @@ typedef enum request_type {
     REQUEST_SCORE,
     REQUEST_TOKENIZE,
     REQUEST_DETOKENIZE,
-    REQUEST_ROLLOUT
+    REQUEST_ROLLOUT,
+    REQUEST_ACK,
+    REQUEST_PAUSE,
+    REQUEST_RESUME,
+    REQUEST_WEIGHTS,
+    REQUEST_WEIGHTS_CHUNK,
+    REQUEST_WEIGHTS_COMMIT
 } request_type;
 
 /* ---- Messages of a chat. */
@@ -99,7 +110,9 @@ typedef struct request_rollout {
     const wire_text *tools; /* [n_tools], valid if has_tools; else the model's default */
     size_t n_tools;
     request_deliver deliver;
-    double timeout; /* seconds from acceptance; 0: none */
+    double timeout;         /* seconds from acceptance; 0: none */
+    uint64_t min_weights;   /* hold the request until a version as high is in use */
+    double weights_timeout; /* seconds for that */
     bool has_seed, has_stop_tokens, has_tools;
     bool logprobs, model_logprobs; /* which log-probabilities to return */
     bool entropy;                  /* return the entropies */
@@ -115,12 +128,50 @@ typedef struct request_score {
     double temperature; /* 0.001..100 */
 } request_score;
 
+/* ---- pause */
+typedef enum request_pause_mode {
+    REQUEST_PAUSE_FINISH, /* the default */
+    REQUEST_PAUSE_KEEP,
+    REQUEST_PAUSE_ABORT
+} request_pause_mode;
+
+/* ---- weights */
+typedef enum request_policy { REQUEST_FINISH, REQUEST_KEEP, REQUEST_RECOMPUTE, REQUEST_ABORT } request_policy;
+
+typedef struct request_weights {
+    uint64_t version; /* at least 1 */
+    wire_text path;   /* 1 to REQUEST_MAX_PATH bytes without NUL; {0}: a stream */
+    uint64_t tensors; /* of a stream: how many, at least 1, and the bytes of all */
+    uint64_t bytes;
+    request_policy policy; /* REQUEST_FINISH is the default */
+} request_weights;
+
+/* The types of torch and safetensors; none has NaN, infinity or order in common with integers. */
+typedef enum request_dtype { REQUEST_F32, REQUEST_BF16, REQUEST_F16, REQUEST_F64 } request_dtype;
+
+typedef struct request_chunk {
+    wire_text target; /* the id of a `weights` request with a stream */
+    wire_text name;   /* of the tensor, 1 to REQUEST_MAX_TENSOR_NAME bytes without NUL */
+    request_dtype dtype;
+    const uint64_t *shape; /* [n_dims], at most REQUEST_MAX_DIMS; none: a single number */
+    size_t n_dims;
+    uint64_t offset; /* of the first byte, in the tensor */
+    const uint8_t
+        *data; /* [n_data], little-endian, row-major; lies inside the tensor, whole elements; maybe none */
+    size_t n_data;
+} request_chunk;
+
+typedef struct request_commit {
+    wire_text target;
+    wire_text digest; /* REQUEST_DIGEST lower-case hex digits */
+} request_commit;
+
 typedef struct request_arena request_arena; /* the blocks that a request owns */
 
 typedef struct request {
     request_type type;
-    wire_text id;  /* 1..128 bytes */
-    bool compress; /* replies of 512 bytes or more are compressed */
+    wire_text id;   /* 1..128 bytes */
+    bool compress;  /* replies of 512 bytes or more are compressed */
     size_t n_bytes; /* of the message after expansion */
     union {
         struct {
@@ -132,6 +183,15 @@ typedef struct request {
             wire_ids tokens; /* maybe none */
         } detokenize;
         request_rollout rollout;
+        struct {
+            wire_text target; /* 1..128 bytes */
+        } ack;
+        struct {
+            request_pause_mode mode;
+        } pause;
+        request_weights weights;
+        request_chunk chunk;
+        request_commit commit;
     };
     request_arena *arena;
 } request;
@@ -155,8 +215,10 @@ bool request_decode(request **out, const void *bytes, size_t n_bytes, size_t max
                     const wire_allocator *allocator, request_failure *failure);
 void request_free(request *r); /* NULL does nothing */
 
-/* Whether two rollouts ask for the same, compared after decoding and defaults, the ids of the requests aside:
- * what decides between attaching to a known id and `duplicate_id`. */
+/* Whether two rollouts ask for the same, compared after decoding and defaults, the ids and seeds of the
+ * requests aside (those of prompts are compared): what decides between attaching to a known id and
+ * `duplicate_id`.  The seeds are the caller's matter: who repeats a request may leave out the one that was
+ * drawn for it, or give it. */
 bool request_rollout_equal(const request_rollout *a, const request_rollout *b);
 
 #endif

@@ -75,7 +75,8 @@ struct engine_loop {
 /* ---- Replies. */
 
 static reply_weights weights_of(const engine_loop *l) {
-    return (reply_weights){0, wire_text_of(engine_digest(l->engine))};
+    const weights_label *w = engine_weights(l->engine);
+    return (reply_weights){w->version, wire_text_of(w->digest)};
 }
 
 typedef enum post_flags { POST_MORE = 0, POST_LAST = 1, POST_STARTED = 2 } post_flags;
@@ -175,7 +176,7 @@ static bool own_sample(flight *f, const sample_result *s, reply_sample *out) {
     const request_prompt *p = &f->request->rollout.prompts[s->prompt];
     const token_list *prompt = &f->rollout.tokens[s->prompt];
     const tokenizer *text = f->request->rollout.text ? f->loop->tokenizer : NULL;
-    if (!sample_copy(out, s, weights_of(f->loop), text)) return false;
+    if (!sample_copy(out, s, text)) return false;
     out->prompt_id = p->id;
     out->has_prompt_tokens = p->input.kind != REQUEST_INPUT_TOKENS;
     if (out->has_prompt_tokens) out->prompt_tokens = (wire_ids){(const uint32_t *)prompt->ids, prompt->n};
@@ -324,14 +325,14 @@ static void on_scored(void *context, size_t sequence, const score_result *s) {
     if (!ok) f->broken = true;
 }
 
-static void on_scores_done(void *context) {
+static void on_scores_done(void *context, const weights_label *w) {
     flight *f = context;
     const request_score *r = &f->request->score;
     int vocab = engine_arch(f->loop->engine)->vocab;
     reply_scores scores = {.scores = f->scores,
                            .n_scores = r->n_sequences,
                            .top = r->top < (uint32_t)vocab ? r->top : (uint32_t)vocab,
-                           .weights = weights_of(f->loop),
+                           .weights = {w->version, wire_text_of(w->digest)},
                            .numerics = wire_text_of(engine_numerics(f->loop->engine))};
     reply_head head = convert_head(f->request);
     wire_buffer message = {0};
@@ -565,6 +566,7 @@ static void handle(engine_loop *l, parcel *p) {
     case PARCEL_PARK:
     case PARCEL_UNPARK: park_client(l, &p->client, p->kind == PARCEL_PARK); break;
     case PARCEL_CANCEL: cancel_all(l); break;
+    case PARCEL_UPDATE: break;
     case PARCEL_STOP: l->stop = true; break;
     case PARCEL_REQUEST:
         switch (p->request->type) {

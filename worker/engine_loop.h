@@ -27,15 +27,19 @@ typedef enum parcel_kind {
     PARCEL_GONE,   /* the client cannot be reached: nobody wants its rollouts */
     PARCEL_PARK,   /* the client does not read: start nothing more for it */
     PARCEL_UNPARK, /* it reads again */
+    PARCEL_UPDATE, /* new weights were read, or were not */
     PARCEL_CANCEL, /* cancel everything: the grace time is over */
     PARCEL_STOP    /* end the thread; nothing is in flight */
 } parcel_kind;
+
+struct update; /* worker/updater.h */
 
 typedef struct parcel { /* owned by whoever holds it; ends with parcel_free() */
     queue_item item;
     parcel_kind kind;
     client_id client;
     request *request;
+    struct update *update; /* of PARCEL_UPDATE */
     atomic_size_t
         *held_bytes; /* the service's count of the requests that are kept; NULL: it is not counted */
     /* Of a rollout: */

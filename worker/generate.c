@@ -76,7 +76,7 @@ static json_t *identity_of(const generate_setting *s, const open_model *m) {
     char digest[33] = "none";
     if (m->tokenizer) tokenizer_digest(m->tokenizer, digest);
     json_t *model =
-        json_pack("{s:s, s:s, s:s, s:i}", "digest", engine_digest(m->engine), "numerics",
+        json_pack("{s:s, s:s, s:s, s:i}", "digest", engine_weights(m->engine)->digest, "numerics",
                   engine_numerics(m->engine), "tokenizer", digest, "context", engine_context(m->engine));
     return json_pack("{s:o, s:o, s:{s:I, s:I}}", "parameters", parameters_of(s), "model", model, "split",
                      "index", (json_int_t)s->index, "of", (json_int_t)s->of);

@@ -62,8 +62,7 @@ static void on_sample(void *context, const sample_result *s) {
     line_job *j = f->line;
     const generate_plan *p = f->run->plan;
     reply_sample *to = &j->samples[s->sample];
-    reply_weights weights = {0, wire_text_of(engine_digest(f->run->engine))};
-    if (!sample_copy(to, s, weights, p->text ? p->model->tokenizer : NULL)) {
+    if (!sample_copy(to, s, p->text ? p->model->tokenizer : NULL)) {
         cop_error err;
         cop_fail(&err, COP_ENOMEM, "could not keep sample %u of line %llu", (unsigned)s->sample,
                  (unsigned long long)j->line);

@@ -28,20 +28,34 @@ static bool copy_arrays(reply_sample *out, const sample_result *s) {
     return ok;
 }
 
-static bool copy_lists(reply_sample *out, const sample_result *s, reply_weights weights) {
-    bool ok = true;
+/* Runs with their digests behind them, in one block. */
+static bool copy_weights(reply_sample *out, const sample_result *s) {
+    size_t n = (size_t)s->n_weights, digest_bytes = sizeof s->weights->label.digest;
+    reply_weights_run *runs = mem_alloc(n, sizeof *runs + digest_bytes);
+    out->weights = runs;
+    if (!runs) return false;
+    char *digests = (char *)(runs + n);
+    for (size_t i = 0; i < n; i++) {
+        char *digest = digests + i * digest_bytes;
+        memcpy(digest, s->weights[i].label.digest, digest_bytes);
+        runs[i] = (reply_weights_run){(uint32_t)s->weights[i].start,
+                                      {s->weights[i].label.version, wire_text_of(digest)}};
+    }
+    out->n_weights = n;
+    return true;
+}
+
+static bool copy_lists(reply_sample *out, const sample_result *s) {
+    bool ok = copy_weights(out, s);
     if (s->stop_string.bytes)
         out->stop_string =
             (wire_text){copy_items(s->stop_string.bytes, s->stop_string.n, 1, &ok), s->stop_string.n};
     reply_tool_call *calls = mem_alloc((size_t)s->n_tool_calls, sizeof *calls);
-    reply_weights_run *run = mem_alloc(1, sizeof *run);
     out->tool_calls = calls;
-    out->weights = run;
-    if (!calls || !run) return false;
+    if (!calls) return false;
     for (int i = 0; i < s->n_tool_calls; i++)
         calls[out->n_tool_calls++] =
             (reply_tool_call){(uint32_t)s->tool_calls[i].at, wire_text_of("calculator"), s->tool_calls[i].ok};
-    if (s->n_tokens > 0) run[out->n_weights++] = (reply_weights_run){0, weights};
     return ok;
 }
 
@@ -53,7 +67,7 @@ static bool copy_text(reply_sample *out, const sample_result *s, const tokenizer
     return true;
 }
 
-bool sample_copy(reply_sample *out, const sample_result *s, reply_weights weights, const tokenizer *text) {
+bool sample_copy(reply_sample *out, const sample_result *s, const tokenizer *text) {
     *out = (reply_sample){.prompt = s->prompt,
                           .sample = s->sample,
                           .seed = s->seed,
@@ -68,7 +82,7 @@ bool sample_copy(reply_sample *out, const sample_result *s, reply_weights weight
                           .has_stop = s->stop >= 0,
                           .stop = s->stop >= 0 ? (uint32_t)s->stop : 0};
     bool ok = copy_arrays(out, s);
-    ok = copy_lists(out, s, weights) && ok;
+    ok = copy_lists(out, s) && ok;
     ok = (!text || copy_text(out, s, text)) && ok;
     if (!ok) sample_copy_free(out);
     return ok;

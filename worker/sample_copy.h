@@ -5,10 +5,9 @@
 #include "engine/engine.h"
 #include "proto/reply.h"
 
-/* Copy all of a sample but for what only the caller knows: prompt_id and the prompt's tokens.  `weights` are
- * those in use (the digest is borrowed); text: decode the tokens too.  False without memory; *out is then
- * empty. */
-bool sample_copy(reply_sample *out, const sample_result *s, reply_weights weights, const tokenizer *text);
+/* Copy all of a sample but for what only the caller knows: prompt_id and the prompt's tokens.  text: decode
+ * the tokens too.  False without memory; *out is then empty. */
+bool sample_copy(reply_sample *out, const sample_result *s, const tokenizer *text);
 /* Free what sample_copy() made; all other pointers are left alone.  Zeroed does nothing. */
 void sample_copy_free(reply_sample *s);
 

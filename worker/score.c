@@ -62,7 +62,7 @@ static void on_scored(void *context, size_t sequence, const score_result *s) {
     json_object_set_new(c->answer, "next_logprobs", json_of_reals(s->next_logprobs, (size_t)s->top));
 }
 
-static void on_done(void *context) { (void)context; }
+static void on_done(void *context, const weights_label *w) { (void)context, (void)w; }
 static void on_failed(void *context, const cop_error *e) { ((scorer *)context)->failure = *e; }
 
 static cop_status score_tokens(scorer *c, const token_list *ids, cop_error *err) {

@@ -158,7 +158,7 @@ static void answer_ping(service *s, const client_id *client, const request *r) {
                        .backend = wire_text_of("cpu"),
                        .numerics = wire_text_of(engine_numerics(s->engine)),
                        .state = wire_text_of(s->draining ? "draining" : "ready"),
-                       .weights = {0, wire_text_of(engine_digest(s->engine))}};
+                       .weights = {0, wire_text_of(engine_weights(s->engine)->digest)}};
     while (!reply_encode_pong(&message, &head, &pong)) wait_for_memory();
     answer(s, client, &message);
 }
@@ -490,7 +490,7 @@ static cop_status open_socket(service *s, cop_error *err) {
     size_t n = sizeof endpoint;
     zmq_getsockopt(s->router, ZMQ_LAST_ENDPOINT, endpoint, &n);
     log_event(LOG_INFO, "listening endpoint=%s model=%s numerics=%s isa=%s weights=%s", endpoint, s->o->model,
-              engine_numerics(s->engine), engine_isa(s->engine), engine_digest(s->engine));
+              engine_numerics(s->engine), engine_isa(s->engine), engine_weights(s->engine)->digest);
     return s->o->endpoint_file ? write_endpoint(s->o->endpoint_file, endpoint, err) : COP_OK;
 }
 

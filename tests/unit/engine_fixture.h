@@ -176,7 +176,10 @@ static inline void on_scored(void *context, size_t sequence, const score_result 
     memcpy(to->next_ids, s->next_ids, (size_t)to->top * sizeof *to->next_ids);
     memcpy(to->next_logprobs, s->next_logprobs, (size_t)to->top * sizeof *to->next_logprobs);
 }
-static inline void on_scores_done(void *context) { ((scores *)context)->n_done++; }
+static inline void on_scores_done(void *context, const weights_label *w) {
+    (void)w;
+    ((scores *)context)->n_done++;
+}
 static inline void on_scores_failed(void *context, const cop_error *e) {
     (void)context;
     fail_msg("%s", e->message);

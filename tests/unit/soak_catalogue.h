@@ -170,7 +170,7 @@ static inline void copy_score(void *context, size_t sequence, const score_result
     to->next_ids = copy_of(s->next_ids, top * sizeof(int32_t));
     to->next_logprobs = copy_of(s->next_logprobs, top * sizeof(float));
 }
-static inline void ignore_done(void *context) { (void)context; }
+static inline void ignore_done(void *context, const weights_label *w) { (void)context, (void)w; }
 
 /* Prompt p under scoring s.  Borrowed. */
 static inline const score_copy *catalogue_score(catalogue *c, int p, int s) {

@@ -200,7 +200,7 @@ static void on_next(void *context, size_t which, const score_result *s) {
     memcpy(d->ids, s->next_ids, sizeof d->ids);
     memcpy(d->logprobs, s->next_logprobs, sizeof d->logprobs);
 }
-static void on_next_done(void *context) { (void)context; }
+static void on_next_done(void *context, const weights_label *w) { (void)context, (void)w; }
 
 /* All log-probabilities, best first, of what comes after the tokens. */
 static void next_of(distribution *d, engine *e, const int32_t *ids, size_t n, double temperature) {
@@ -278,7 +278,10 @@ static void on_score(void *context, size_t which, const score_result *s) {
     (void)which, (void)s;
     ((score_end *)context)->n_scored++;
 }
-static void on_score_done(void *context) { ((score_end *)context)->n_done++; }
+static void on_score_done(void *context, const weights_label *w) {
+    (void)w;
+    ((score_end *)context)->n_done++;
+}
 static void on_score_failed(void *context, const cop_error *e) {
     ((score_end *)context)->n_failed++;
     ((score_end *)context)->error = *e;

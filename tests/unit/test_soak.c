@@ -180,7 +180,10 @@ static void soak_done(void *context, const rollout_totals *t) {
     (void)t;
     soak_end(context);
 }
-static void soak_scores_done(void *context) { soak_end(context); }
+static void soak_scores_done(void *context, const weights_label *w) {
+    (void)w;
+    soak_end(context);
+}
 static void soak_failed(void *context, const cop_error *e) {
     (void)context;
     wrong("%s", e->message);
