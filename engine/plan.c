@@ -66,6 +66,13 @@ static task *youngest(const engine *e, int at, bool kept) {
     return NULL;
 }
 
+/* End a kept row: its pages are there at once, the row is dropped by the sweep. */
+static void end_kept(engine *e, task *t) {
+    finish_cancelled(e, task_row(t));
+    sequence_release(task_sequence(t), &e->pool);
+    t->runs = false;
+}
+
 /* Pages for n more tokens of e->tasks[at].  first: nothing before it moves in this step.  False: there are
  * none; it stands still if it is kept, else it waits now. */
 static bool provide_pages(engine *e, int at, int n, bool first) {
@@ -75,8 +82,7 @@ static bool provide_pages(engine *e, int at, int n, bool first) {
         if ((other = youngest(e, at, false))) {
             plan_preempt(e, other);
         } else if (first && (other = youngest(e, at, true))) {
-            finish_cancelled(e, task_row(other));
-            sequence_release(task_sequence(other), &e->pool);
+            end_kept(e, other);
         } else {
             if (!task_is_kept(t)) plan_preempt(e, t);
             return false;

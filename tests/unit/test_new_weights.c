@@ -365,6 +365,61 @@ static void kept_rows_that_fill_the_pool_end_one_by_one(void **state) {
     close_judges();
 }
 
+/* The youngest gives more pages than the oldest needs: with what is left it does not go on. */
+static void a_kept_row_that_ended_is_not_computed_again(void **state) {
+    (void)state;
+    open_judges(0);
+    engine_options o = options(0);
+    o.kv_memory = 9 * page_bytes(0);
+    o.step_tokens = 30;
+    fixture f = open_set(0, 0, o);
+    rollout_prompt p[2] = {prompt_of(2), prompt_of(1)};
+    rollout_spec spec = {.prompts = p, .n_prompts = 2, .n = 1, .sampling = sampling(&f)};
+    spec.sampling.max_tokens = 200;
+    outcome got;
+    history.n = 0;
+    outcome_start(&got, f.e, &spec, NULL);
+    while (status_of(f.e).rows < 2) run_steps(f.e, 1);
+    use(f.e, 0, 1, WEIGHTS_KEEP);
+    run_all(f.e);
+    assert_int_equal(got.n_samples, 2);
+    assert_int_equal(got.samples[0].finish, FINISH_LENGTH);
+    assert_int_equal(got.samples[1].finish, FINISH_CANCELLED);
+    assert_in_range(got.samples[1].n, 384 - 300,
+                    384 - 300 + 1); /* its six pages are full, and it stood still */
+    assert_int_equal(status_of(f.e).prefilled_tokens, 63 + 300);
+    assert_nothing_is_left(f.e);
+    outcome_free(&got, 2);
+    fixture_close(&f);
+    close_judges();
+}
+
+static void a_run_that_finds_no_memory_fails_its_rollout(void **state) {
+    (void)state;
+    open_judges(0);
+    fixture f = open_set(0, 0, options(0));
+    rollout_prompt prompts[N_PROMPTS];
+    rollout_spec spec = all_prompts(&f, prompts);
+    outcome got, other;
+    outcome_start(&got, f.e, &spec, NULL);
+    while (status_of(f.e).rows < 16) run_steps(f.e, 1);
+    spec.n = 1;
+    outcome_start(&other, f.e, &spec, NULL);
+    weights *w = load_set(f.e, 0, 1);
+    mem_fail_after(0);
+    engine_use_weights(f.e, w, 1, WEIGHTS_RECOMPUTE);
+    assert_true(mem_fail_stop());
+    assert_int_equal(got.n_failed, 1);
+    assert_int_equal(got.error.status, COP_ENOMEM);
+    run_all(f.e);
+    assert_int_equal(got.n_samples + got.n_done, 0);
+    assert_int_equal(other.n_done, 1);
+    assert_nothing_is_left(f.e);
+    outcome_free(&got, N_PROMPTS), outcome_free(&other, N_PROMPTS);
+    fixture_close(&f);
+    close_judges();
+}
+
 /* ---- Sets in memory. */
 
 static void a_set_is_freed_when_nothing_runs_on_it(void **state) {
@@ -527,6 +582,8 @@ int main(void) {
         cmocka_unit_test(recomputing_samples_compute_their_prompt_once),
         cmocka_unit_test(prompts_that_begin_alike_compute_that_once),
         cmocka_unit_test(kept_rows_that_fill_the_pool_end_one_by_one),
+        cmocka_unit_test(a_kept_row_that_ended_is_not_computed_again),
+        cmocka_unit_test(a_run_that_finds_no_memory_fails_its_rollout),
         cmocka_unit_test(a_set_is_freed_when_nothing_runs_on_it),
         cmocka_unit_test(closing_frees_all_sets),
         cmocka_unit_test(random_changes_are_told_as_they_were),
