@@ -3,14 +3,17 @@
  * told once, and afterwards every page is free.
  *
  * An episode opens an engine and lets rollouts and scores arrive at random moments; some are cancelled or
- * abandoned on the way, some rollouts continue a prefix.  It depends on its seed alone, which every failure
- * tells:
+ * abandoned on the way, some rollouts continue a prefix.  The engine is paused, and other weights come, at
+ * once followed by the old ones: whatever the policies, a sample keeps its bits by that, but may be cut
+ * short.  It depends on its seed alone, which every failure tells:
  *
  *     SEED=12345 SOAK_SECONDS=1 build/release/tests/test_soak
  *
  * begins with that episode and starts new ones for so many seconds; `make soak` runs ten minutes.  Without
  * both, the same few episodes run every time, which hold something of everything. */
 #include "soak_catalogue.h"
+
+#include "engine/engine_internal.h"
 
 enum { MOST_PROMPTS = 4, MOST_LIVE = 12, PATIENCE_STEPS = 50000, FIRST_SEED = 1, EPISODES = 6 };
 
@@ -25,6 +28,7 @@ enum { N_CATALOGUES = sizeof catalogues / sizeof catalogues[0] };
 /* What was seen, to tell and to be sure that the soak did what it is for. */
 static struct {
     long episodes, rollouts, scores, samples, continued, cancelled, cut_short, abandoned, waits, tokens;
+    long changes, pauses;
     long settled;                        /* samples cancelled because enough had ended */
     long stopped;                        /* by a string */
     uint64_t preemptions, cached_tokens; /* of the engines */
@@ -55,6 +59,7 @@ typedef struct flight {
     catalogue *c;
     engine_job *job;
     bool scoring, cancelled, abandoned, ended;
+    bool changed;                         /* by weights that may have cut its samples short */
     int n_prompts, prompts[MOST_PROMPTS]; /* of the catalogue; a score has one */
     int sampling;                         /* or which scoring */
     uint32_t n;
@@ -67,61 +72,61 @@ typedef struct flight {
     int n_told;
 } flight;
 
-static void check_floats(const float *got, const float *want, int n, const char *what) {
+static void check_floats(const float *got, const float *expected, int n, const char *what) {
     for (int i = 0; i < n; i++) {
-        if (memcmp(&got[i], &want[i], sizeof *got))
-            wrong("%s %d is %.9g, not %.9g", what, i, got[i], want[i]);
+        if (memcmp(&got[i], &expected[i], sizeof *got))
+            wrong("%s %d is %.9g, not %.9g", what, i, got[i], expected[i]);
     }
 }
 
-static void check_kept(const sample_result *got, const sample *want, int skip) {
-    const uint32_t *offsets = want->kept_offsets + skip;
+static void check_kept(const sample_result *got, const sample *expected, int skip) {
+    const uint32_t *offsets = expected->kept_offsets + skip;
     for (int i = 0; i <= got->n_tokens; i++) {
         if (got->kept_offsets[i] != offsets[i] - offsets[0])
             wrong("kept offset %d is %u, not %u", i, got->kept_offsets[i], offsets[i] - offsets[0]);
     }
     for (uint32_t i = 0; i < got->kept_offsets[got->n_tokens]; i++) {
-        if (got->kept_ids[i] != want->kept_ids[offsets[0] + i])
-            wrong("kept id %u is %d, not %d", i, got->kept_ids[i], want->kept_ids[offsets[0] + i]);
+        if (got->kept_ids[i] != expected->kept_ids[offsets[0] + i])
+            wrong("kept id %u is %d, not %d", i, got->kept_ids[i], expected->kept_ids[offsets[0] + i]);
     }
 }
 
-static void check_calls(const sample_result *got, const sample *want, int skip) {
+static void check_calls(const sample_result *got, const sample *expected, int skip) {
     int n = 0;
-    for (int i = 0; i < want->n_calls; i++) {
-        int at = want->calls[i].at - skip;
+    for (int i = 0; i < expected->n_calls; i++) {
+        int at = expected->calls[i].at - skip;
         if (at < 0 || at >= got->n_tokens) continue;
         if (n >= got->n_tool_calls || got->tool_calls[n].at != at ||
-            got->tool_calls[n].ok != want->calls[i].ok)
+            got->tool_calls[n].ok != expected->calls[i].ok)
             wrong("tool call %d differs", n);
         n++;
     }
     if (n != got->n_tool_calls) wrong("%d tool calls, not %d", got->n_tool_calls, n);
 }
 
-/* The sample is `want` from `skip` on; one that was cut short, the beginning of that. */
-static void check_sample(const sample_result *got, const sample *want, int skip, bool cut_short) {
-    int n = got->n_tokens, n_want = want->n - skip;
-    if (cut_short ? n > n_want : n != n_want) wrong("%d tokens, not %d", n, n_want);
+/* The sample is `expected` from `skip` on; one that was cut short, the beginning of that. */
+static void check_sample(const sample_result *got, const sample *expected, int skip, bool cut_short) {
+    int n = got->n_tokens, n_expected = expected->n - skip;
+    if (cut_short ? n > n_expected : n != n_expected) wrong("%d tokens, not %d", n, n_expected);
     for (int i = 0; i < n; i++) {
-        if (got->tokens[i] != want->tokens[skip + i])
-            wrong("token %d is %d, not %d", i, got->tokens[i], want->tokens[skip + i]);
-        if (got->mask[i] != want->mask[skip + i]) wrong("mask %d is %d", i, got->mask[i]);
+        if (got->tokens[i] != expected->tokens[skip + i])
+            wrong("token %d is %d, not %d", i, got->tokens[i], expected->tokens[skip + i]);
+        if (got->mask[i] != expected->mask[skip + i]) wrong("mask %d is %d", i, got->mask[i]);
     }
-    if (!cut_short && !!got->stop_string.bytes != !!want->stop_string)
+    if (!cut_short && !!got->stop_string.bytes != !!expected->stop_string)
         wrong("%s stop string", got->stop_string.bytes ? "a" : "no");
-    if (got->stop_string.bytes && (got->stop_string.n != strlen(want->stop_string) ||
-                                   memcmp(got->stop_string.bytes, want->stop_string, got->stop_string.n)))
+    if (got->stop_string.bytes && (got->stop_string.n != strlen(expected->stop_string) ||
+                                   memcmp(got->stop_string.bytes, expected->stop_string, got->stop_string.n)))
         wrong("stop string \"%.*s\", not \"%s\"", (int)got->stop_string.n, got->stop_string.bytes,
-              want->stop_string);
-    if (!cut_short && (got->finish != want->finish || got->stop != want->stop))
-        wrong("finish %d at %d, not %d at %d", got->finish, got->stop, want->finish, want->stop);
-    if (got->logprobs) check_floats(got->logprobs, want->logprobs + skip, n, "logprob");
+              expected->stop_string);
+    if (!cut_short && (got->finish != expected->finish || got->stop != expected->stop))
+        wrong("finish %d at %d, not %d at %d", got->finish, got->stop, expected->finish, expected->stop);
+    if (got->logprobs) check_floats(got->logprobs, expected->logprobs + skip, n, "logprob");
     if (got->model_logprobs)
-        check_floats(got->model_logprobs, want->model_logprobs + skip, n, "model logprob");
-    if (got->entropy) check_floats(got->entropy, want->entropy + skip, n, "entropy");
-    if (got->kept_offsets) check_kept(got, want, skip);
-    check_calls(got, want, skip);
+        check_floats(got->model_logprobs, expected->model_logprobs + skip, n, "model logprob");
+    if (got->entropy) check_floats(got->entropy, expected->entropy + skip, n, "entropy");
+    if (got->kept_offsets) check_kept(got, expected, skip);
+    check_calls(got, expected, skip);
 }
 
 static void soak_sample(void *context, const sample_result *s) {
@@ -138,7 +143,7 @@ static void soak_sample(void *context, const sample_result *s) {
     *told = true;
     f->n_told++;
     bool settled = f->enough > 0 && f->n_ended[s->prompt] >= f->enough;
-    bool cut_short = (f->cancelled || settled) && s->finish == FINISH_CANCELLED;
+    bool cut_short = (f->cancelled || f->changed || settled) && s->finish == FINISH_CANCELLED;
     f->n_ended[s->prompt] += s->finish != FINISH_CANCELLED;
     seen.settled += settled && s->finish == FINISH_CANCELLED;
     seen.stopped += s->stop_string.bytes != NULL;
@@ -149,18 +154,18 @@ static void soak_sample(void *context, const sample_result *s) {
     seen.tokens += s->n_tokens;
 }
 
-static void soak_score(void *context, size_t sequence, const score_result *s) {
+static void soak_score(void *context, size_t index, const score_result *s) {
     flight *f = context;
-    if (f->abandoned || f->ended || f->n_told > 0 || sequence != 0) wrong("%s", "a score that nobody awaits");
-    const score_copy *want = catalogue_score(f->c, f->prompts[0], f->sampling);
-    if (s->n != want->n || s->top != want->top) wrong("%zu scores of top %d", s->n, s->top);
+    if (f->abandoned || f->ended || f->n_told > 0 || index != 0) wrong("%s", "a score that nobody awaits");
+    const score_copy *expected = catalogue_score(f->c, f->prompts[0], f->sampling);
+    if (s->n != expected->n || s->top != expected->top) wrong("%zu scores of top %d", s->n, s->top);
     int n = (int)s->n, top = s->top;
-    check_floats(s->logprobs, want->logprobs, n, "score");
+    check_floats(s->logprobs, expected->logprobs, n, "score");
     if (top > 0) {
-        check_floats(s->top_logprobs, want->top_logprobs, n * top, "top logprob");
-        check_floats(s->next_logprobs, want->next_logprobs, top, "next logprob");
-        if (memcmp(s->top_ids, want->top_ids, (size_t)(n * top) * sizeof *s->top_ids) ||
-            memcmp(s->next_ids, want->next_ids, (size_t)top * sizeof *s->next_ids))
+        check_floats(s->top_logprobs, expected->top_logprobs, n * top, "top logprob");
+        check_floats(s->next_logprobs, expected->next_logprobs, top, "next logprob");
+        if (memcmp(s->top_ids, expected->top_ids, (size_t)(n * top) * sizeof *s->top_ids) ||
+            memcmp(s->next_ids, expected->next_ids, (size_t)top * sizeof *s->next_ids))
             wrong("%s", "other best ids");
     }
     f->n_told++;
@@ -171,7 +176,7 @@ static void soak_end(flight *f) {
     if (f->abandoned || f->ended) wrong("an end after %s", f->ended ? "the end" : "it was abandoned");
     if (f->n_told != f->n_prompts * (int)f->n && !(f->scoring && f->cancelled))
         wrong("the end after %d of %d", f->n_told, f->n_prompts * (int)f->n);
-    for (int p = 0; f->enough > 0 && !f->cancelled && p < f->n_prompts; p++) {
+    for (int p = 0; f->enough > 0 && !f->cancelled && !f->changed && p < f->n_prompts; p++) {
         if (f->n_ended[p] < f->enough) wrong("%u samples ended, enough are %u", f->n_ended[p], f->enough);
     }
     f->ended = true;
@@ -270,6 +275,45 @@ static void interrupt(engine *e, flight *f) {
     seen.cancelled++;
 }
 
+/* ---- New weights. */
+
+static weights *load_own(engine *e, const catalogue *c) {
+    char path[256];
+    snprintf(path, sizeof path, "tests/models/%s", c->model);
+    checkpoint *from;
+    weights *w;
+    cop_error err;
+    checkpoint_options o = checkpoint_defaults();
+    if (checkpoint_open(&from, path, &o, &err) != COP_OK) wrong("%s", err.message);
+    if (weights_open(&w, e->k, from, &err) != COP_OK) wrong("%s", err.message);
+    checkpoint_close(from);
+    return w;
+}
+
+/* Other weights, and at once the old ones again.  No row may be left to end on the others. */
+static void change_weights(engine *e, const catalogue *c, flight **live, int n_live) {
+    weights *other;
+    cop_error err;
+    if (weights_open_random(&other, e->k, &e->a, chance(), &err) != COP_OK) wrong("%s", err.message);
+    weights *sets[] = {other, load_own(e, c)};
+    bool moved = false; /* rows, to the others */
+    for (int i = 0; i < 2; i++) {
+        weights_policy policy = (weights_policy)below(4);
+        if (moved && policy == WEIGHTS_FINISH) policy = WEIGHTS_RECOMPUTE;
+        moved = policy == WEIGHTS_KEEP || policy == WEIGHTS_RECOMPUTE;
+        for (int l = 0; l < n_live && (policy == WEIGHTS_ABORT || policy == WEIGHTS_KEEP); l++)
+            live[l]->changed = true; /* where pages run out, kept rows end */
+        engine_use_weights(e, sets[i], engine_weights(e)->version + 1, policy);
+    }
+    seen.changes++;
+}
+
+/* Now and then the engine is paused for some steps. */
+static void pause_or_go_on(engine *e) {
+    if (once_in(e->pause == ENGINE_RUN ? 150 : 10)) engine_pause(e, (engine_pause_mode)below(3));
+    seen.pauses += e->pause != ENGINE_RUN;
+}
+
 /* ---- Episodes. */
 
 static const char *random_isa(void) {
@@ -316,6 +360,7 @@ static void check_idle(engine *e) {
     engine_read_status(e, &s);
     if (s.pages_used || s.rows || s.queued)
         wrong("%d pages, %d rows and %d samples are left", (int)s.pages_used, (int)s.rows, (int)s.queued);
+    if (engine_n_weights(e) != 1) wrong("%d sets of weights are left", engine_n_weights(e));
     if (engine_step(e)) wrong("%s", "there is still something to do");
     seen.preemptions += s.preemptions;
     seen.cached_tokens += s.cached_tokens;
@@ -347,6 +392,8 @@ static void run_episode(uint64_t seed) {
             n_left--;
         }
         if (n_live > 0 && once_in(200)) interrupt(f.e, live[below(n_live)]);
+        if (once_in(100)) change_weights(f.e, c, live, n_live);
+        pause_or_go_on(f.e);
         long told = seen.samples + seen.scores;
         engine_step(f.e);
         engine_status s;
@@ -356,6 +403,7 @@ static void run_episode(uint64_t seed) {
         if (silence > PATIENCE_STEPS) wrong("nothing came for %d steps", silence);
         n_live = sweep(live, n_live);
     }
+    engine_pause(f.e, ENGINE_RUN);
     check_idle(f.e);
     fixture_close(&f);
     seen.episodes++;
@@ -365,11 +413,12 @@ static void tell_progress(uint64_t seed, double seconds) {
     print_message(
         "%.0f s: next SEED=%llu; %ld episodes, %ld rollouts, %ld scores; %ld samples of %ld tokens "
         "compared, %ld continued, %ld cut short, %ld not needed, %ld stopped by a string; %ld cancelled, "
-        "%ld abandoned; %llu preemptions, "
+        "%ld abandoned, weights changed %ld times; %llu preemptions, "
         "%llu tokens cached\n",
         seconds, (unsigned long long)seed, seen.episodes, seen.rollouts, seen.scores, seen.samples,
         seen.tokens, seen.continued, seen.cut_short, seen.settled, seen.stopped, seen.cancelled,
-        seen.abandoned, (unsigned long long)seen.preemptions, (unsigned long long)seen.cached_tokens);
+        seen.abandoned, seen.changes, (unsigned long long)seen.preemptions,
+        (unsigned long long)seen.cached_tokens);
 }
 
 static void every_sample_is_as_if_it_were_alone(void **state) {
@@ -389,7 +438,7 @@ static void every_sample_is_as_if_it_were_alone(void **state) {
     if (seed_text || seconds_text) return; /* by chance: need not hold everything */
     assert_true(seen.samples > 50 && seen.scores > 0 && seen.continued > 0 && seen.cut_short > 0);
     assert_true(seen.abandoned > 0 && seen.waits > 0 && seen.preemptions > 0 && seen.cached_tokens > 0);
-    assert_true(seen.settled > 0 && seen.stopped > 0);
+    assert_true(seen.settled > 0 && seen.stopped > 0 && seen.changes > 0 && seen.pauses > 0);
 }
 
 static int close_catalogues(void **state) {
