@@ -285,6 +285,14 @@ static void route(service *s, const client_id *client, request *r) {
         }
         hand_over(s, client, r);
         return;
+    case REQUEST_ACK:
+    case REQUEST_PAUSE:
+    case REQUEST_RESUME:
+    case REQUEST_WEIGHTS:
+    case REQUEST_WEIGHTS_CHUNK:
+    case REQUEST_WEIGHTS_COMMIT:
+        refuse(s, client, r, WIRE_UNSUPPORTED, 0, "this version does not serve such a request yet");
+        break;
     default: hand_over(s, client, r); return;
     }
     request_free(r);
