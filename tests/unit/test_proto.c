@@ -2,6 +2,7 @@
 #include "tests/unit/proto_test.h"
 
 #include <inttypes.h>
+#include <xxhash.h>
 #include <zstd.h>
 
 #include "proto/request.h"
@@ -339,6 +340,42 @@ static void a_chunk_costs_its_bytes_and_little_more(void **state) {
     free(message);
 }
 
+/* The commit of the vectors is that of a stream with nothing but their first chunk, as README.md hashes it.
+ */
+static request *digest_chunk, *digest_commit;
+
+static void keep_for_digest(const json_t *row) {
+    request **kept = !strcmp(text_at(row, "name"), "a chunk that is a whole tensor") ? &digest_chunk
+                     : !strcmp(text_at(row, "name"), "weights_commit")               ? &digest_commit
+                                                                                     : NULL;
+    request_failure failure;
+    uint8_t *frame;
+    if (!kept) return;
+    size_t n = hex_bytes(text_at(row, "hex"), &frame);
+    assert_true(request_decode(kept, frame, n, WIRE_MAX_MESSAGE, NULL, &failure));
+    free(frame);
+}
+
+static void the_digest_of_the_vectors_is_that_of_their_chunk(void **state) {
+    (void)state;
+    each_row("tests/vectors/requests.jsonl", keep_for_digest);
+    assert_true(digest_chunk && digest_commit);
+    const request_chunk *c = &digest_chunk->chunk;
+    const uint64_t head[] = {c->dtype, c->n_dims, c->shape[0]};
+    char digest[REQUEST_DIGEST + 1];
+    XXH3_state_t *h = XXH3_createState();
+    assert_int_equal(c->n_dims, 1);
+    XXH3_128bits_reset(h);
+    XXH3_128bits_update(h, c->name.bytes, c->name.n + 1);
+    XXH3_128bits_update(h, head, sizeof head);
+    XXH3_128bits_update(h, c->data, c->n_data);
+    XXH128_hash_t sum = XXH3_128bits_digest(h);
+    snprintf(digest, sizeof digest, "%016" PRIx64 "%016" PRIx64, sum.high64, sum.low64);
+    assert_string_equal(digest, digest_commit->commit.digest.bytes);
+    XXH3_freeState(h);
+    request_free(digest_chunk), request_free(digest_commit);
+}
+
 /* Every prefix and every single changed byte of a real request: nothing to assert but that it ends, in one of
  * two ways. */
 static void damaged_requests_never_crash(void **state) {
@@ -531,6 +568,7 @@ int main(void) {
         cmocka_unit_test(a_message_may_be_as_long_as_the_limit_and_no_longer),
         cmocka_unit_test(undeclared_sizes_cost_in_proportion_and_stop_at_the_limit),
         cmocka_unit_test(a_chunk_costs_its_bytes_and_little_more),
+        cmocka_unit_test(the_digest_of_the_vectors_is_that_of_their_chunk),
         cmocka_unit_test(damaged_requests_never_crash),
         cmocka_unit_test(decoding_survives_every_allocation_failure),
         cmocka_unit_test(rollouts_are_equal_when_all_their_fields_are),
