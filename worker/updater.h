@@ -12,7 +12,7 @@
 #ifndef COP_UPDATER_H
 #define COP_UPDATER_H
 
-#include "worker/engine_loop.h"
+#include "worker/post.h"
 
 #define UPDATER_SILENCE_SEC 60.0
 #define UPDATER_STREAM_BYTES ((size_t)64 << 20)
