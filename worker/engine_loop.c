@@ -156,7 +156,10 @@ static void handle(engine_loop *l, parcel *p) {
     case PARCEL_REQUEST: handle_request(l, &p); break;
     case PARCEL_PARK:
     case PARCEL_UNPARK: flights_park(&l->flights, p->ticket, p->kind == PARCEL_PARK); break;
-    case PARCEL_UPDATE: use_update(l, p->update); break;
+    case PARCEL_UPDATE:
+        use_update(l, p->update);
+        p->update = NULL;
+        break;
     case PARCEL_CANCEL: flights_cancel_all(&l->flights); break;
     case PARCEL_STOP: l->stop = true; break;
     }

@@ -4,6 +4,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "worker/updater.h"
+
 bool client_equal(const client_id *a, const client_id *b) {
     return a->n == b->n && !memcmp(a->bytes, b->bytes, a->n);
 }
@@ -13,6 +15,7 @@ void parcel_free(parcel *p) {
     converted_rollout_free(&p->rollout);
     bool lent = p->request && (p->request->type == REQUEST_ROLLOUT || p->request->type == REQUEST_SCORE);
     if (!lent) request_free(p->request);
+    update_free(p->update, NULL);
     mem_free(p);
 }
 

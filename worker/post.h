@@ -47,7 +47,7 @@ typedef struct parcel { /* owned by whoever holds it; ends with parcel_free() */
     double deadline;         /* clock_seconds() at which what is unfinished is cancelled; INFINITY: never */
     double weights_deadline; /* until which it waits for `min_weights` */
 } parcel;
-void parcel_free(parcel *p); /* NULL does nothing; the update of one must have been taken out */
+void parcel_free(parcel *p); /* NULL does nothing; the set of an update must have been taken out */
 
 typedef struct letter { /* ends with letter_free() */
     queue_item item;

@@ -577,13 +577,10 @@ static cop_status open_signals(service *s, cop_error *err) {
 }
 
 static void service_free(service *s) {
+    updater_close(s->updater); /* first: the engine's thread takes what is still under way */
     engine_loop_close(s->loop);
-    updater_close(s->updater);
     watchdog_close(s->dog);
-    for (parcel *p; s->requests && (p = (parcel *)queue_take(s->requests));) {
-        if (p->kind == PARCEL_UPDATE) update_free(p->update, s->engine);
-        parcel_free(p);
-    }
+    for (parcel *p; s->requests && (p = (parcel *)queue_take(s->requests));) parcel_free(p);
     for (letter *l; s->replies && (l = (letter *)queue_take(s->replies));) letter_free(l);
     delivery_free(&s->delivery);
     queue_close(s->requests);
