@@ -22,6 +22,10 @@ typedef struct weights {
     layer_weights *layers; /* [n_layers] */
     size_t n_bytes;        /* packed */
     char digest[33];       /* XXH3-128 in hex: PROTOCOL "Weights" */
+
+    /* Of the engine that has them in use (new_weights.c). */
+    struct weights *next; /* an older set that something still runs on */
+    uint64_t root;        /* under which the prefix cache knows first pages computed with them */
 } weights;
 
 /* Weights without any tensor yet, to be filled; resid 1, everything else zero.  NULL without memory. */
