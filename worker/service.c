@@ -608,7 +608,7 @@ cop_status service_run(engine *e, const tokenizer *t, const service_options *o, 
     tickets_init(&s.delivery.tickets, o->keep_bytes, o->keep_results_sec);
     if (status == COP_OK) status = engine_loop_open(&s.loop, e, t, o->keep_bytes, s.requests, s.replies, err);
     if (status == COP_OK)
-        status = updater_open(&s.updater, e, o->weights_dir, UPDATER_SILENCE_SEC, s.requests, err);
+        status = updater_open(&s.updater, e, o->weights_dir, o->weights_silence_sec, s.requests, err);
     if (status == COP_OK) status = watchdog_open(&s.dog, e, o->step_timeout_sec, err);
     if (status == COP_OK) {
         serve(&s);

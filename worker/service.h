@@ -16,11 +16,12 @@ typedef struct service_options {
                            bytes of requests then wait */
     size_t keep_bytes;  /* of results that wait: for others of their prompt or request, for a client, or to
                            be asked for again */
-    double keep_results_sec; /* that the results of a finished rollout can be asked for again */
-    const char *weights_dir; /* where new weights must lie; NULL: anywhere */
-    int max_queue;           /* rollouts and scores that wait to be started; further ones are refused */
-    double step_timeout_sec; /* a step that takes longer ends the process */
-    double grace_sec;        /* after SIGTERM, until what runs is cancelled */
+    double keep_results_sec;    /* that the results of a finished rollout can be asked for again */
+    double weights_silence_sec; /* that the sender of a stream of weights may say nothing */
+    const char *weights_dir;    /* where new weights must lie; NULL: anywhere */
+    int max_queue;              /* rollouts and scores that wait to be started; further ones are refused */
+    double step_timeout_sec;    /* a step that takes longer ends the process */
+    double grace_sec;           /* after SIGTERM, until what runs is cancelled */
 } service_options;
 
 /* Bind, serve until SIGTERM or SIGINT, drain, return.  Both signals must be blocked in all threads of the

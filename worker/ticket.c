@@ -197,7 +197,7 @@ void tickets_attach(tickets *ts, ticket *t, const client_id *client) {
 
 bool ticket_matches(const ticket *t, const request *r, wire_error *err) {
     const request_rollout *was = &t->request->rollout, *is = &r->rollout;
-    if (!request_rollout_equal(was, is) || t->request->compress != r->compress)
+    if (!request_rollout_equal(was, is))
         return wire_fail(err, WIRE_DUPLICATE_ID, "id",
                          "a rollout with this id asks for something else: use another id, such as a UUID");
     if (is->has_seed ? is->seed != t->seed : was->has_seed)
