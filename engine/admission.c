@@ -11,6 +11,8 @@
  * to its end, and so does each task in its turn. */
 #include "engine/engine_internal.h"
 
+#include <string.h>
+
 /* ---- Room. */
 
 /* What can still be started. */
@@ -78,16 +80,32 @@ static room room_of(const engine *e) {
     return r;
 }
 
-/* Tokens of a task that need not be computed if the cache has them: not those whose logits are needed. */
-static int restorable(const task *t) {
-    return t->kind == TASK_SCORE ? task_scored(t)->n_scored : task_sequence(t)->n - 1;
+/* Prompt tokens that the cache had count as such if they were never computed. */
+static void count_cached(engine *e, const task *t) {
+    if (t->kind == TASK_SCORE) return;
+    prompt *p = t->kind == TASK_ROW ? task_row(t)->prompt : task_prompt(t);
+    int n = task_sequence(t)->n_computed;
+    if (n > p->n_tokens) n = p->n_tokens;
+    if (n <= p->n_seen) return;
+    p->job->totals.cached_tokens += (uint64_t)(n - p->n_seen);
+    e->totals.cached_tokens += (uint64_t)(n - p->n_seen);
+    p->n_seen = n;
+}
+
+static void restore(engine *e, const task *t) {
+    sequence_restore(task_sequence(t), &e->pool, task_weights(e, t)->root, task_restorable(t));
+}
+
+void admission_restore(engine *e, task *t) {
+    restore(e, t);
+    count_cached(e, t);
 }
 
 /* Let a task that has no pages run if there is room for it, with the pages that the cache has for it. */
 static bool run_task(engine *e, task *t, bool oldest, room *r) {
     int before = kv_pool_available(&e->pool);
     sequence *s = task_sequence(t);
-    sequence_restore(s, &e->pool, restorable(t));
+    restore(e, t);
     assert(sequence_pending(s) > 0);
     int n_pages = before - kv_pool_available(&e->pool) + pages_soon(t) - s->n_pages;
     if (n_pages > r->pages && !oldest) {
@@ -95,6 +113,7 @@ static bool run_task(engine *e, task *t, bool oldest, room *r) {
         return false;
     }
     t->runs = true;
+    count_cached(e, t);
     r->pages -= n_pages;
     r->tokens -= budget_tokens(t);
     return true;
@@ -130,6 +149,14 @@ static void fork_pages(engine *e, prompt *p, sequence *s) {
     if (!last) plan_preempt(e, &p->task);
 }
 
+/* A row starts under the weights in use. */
+static void start_under(const engine *e, live_row *r) {
+    cop_status status = row_relabel(&r->row, &e->label, NULL);
+    assert(status == COP_OK && r->row.n_runs == 1);
+    (void)status;
+    r->run = e->w;
+}
+
 static cop_status start_sample(engine *e, prompt *p, int at, live_row **out, cop_error *err) {
     live_row *r = mem_zalloc(1, sizeof *r);
     cop_status status = r ? row_init(&r->row, &p->job->rules, p->tokens, p->n_tokens, p->limit, err)
@@ -141,6 +168,7 @@ static cop_status start_sample(engine *e, prompt *p, int at, live_row **out, cop
     r->task = (task){.kind = TASK_ROW, .runs = true};
     r->prompt = p;
     r->index = p->n_started;
+    start_under(e, r);
     fork_pages(e, p, &r->row.seq);
     p->n_started++;
     insert_task(e, &r->task, at);
@@ -171,13 +199,15 @@ static bool start_samples(engine *e, int *at, room *r, int *n_drawing) {
 /* 1. What is listed.  True: all of it goes on, and everything that was ready has started. */
 static bool run_listed(engine *e, room *r, int *n_drawing) {
     bool in_order = true; /* no older sample is still to start */
+    bool oldest = true;   /* of what goes on */
     for (int i = 0; i < e->n_tasks; i++) {
         task *t = e->tasks[i];
-        if (task_job(t)->over) continue;
+        if (task_job(t)->over || !plan_goes_on(e, t)) continue;
         if (!t->runs) {
             if (t->kind == TASK_PROMPT && e->n_rows == e->o.max_rows) return false;
-            if (!run_task(e, t, i == 0, r)) return false;
+            if (!run_task(e, t, oldest, r)) return false;
         }
+        oldest = false;
         if (t->kind != TASK_PROMPT) continue;
         if (!task_prompt(t)->ready)
             in_order = false;
@@ -188,15 +218,6 @@ static bool run_listed(engine *e, room *r, int *n_drawing) {
 }
 
 /* ---- Listing what is new.  Each of these is true if the job's next one may have its turn. */
-
-/* Tokens of a prompt that the cache had when it was listed for the first time. */
-static void count_cached(engine *e, prompt *p, const sequence *s) {
-    int n = s->n_computed < p->n_tokens ? s->n_computed : p->n_tokens;
-    if (p->counted) return;
-    p->counted = true;
-    p->job->totals.cached_tokens += (uint64_t)n;
-    e->totals.cached_tokens += (uint64_t)n;
-}
 
 /* A sample with a prefix starts as a row that has everything to compute, as if its pages had been given back.
  */
@@ -210,11 +231,12 @@ static bool list_prefixed(engine *e, prompt *p, room *left) {
     r->task = (task){.kind = TASK_ROW};
     bool oldest = e->n_tasks == 0;
     if (output_bytes(p) > left->outputs && !oldest) return false;
+    r->run = e->w;
     if (!run_task(e, &r->task, oldest, left)) return false;
+    start_under(e, r);
     take_outputs(left, p, true);
     p->prepared = NULL;
     p->n_started = 1;
-    count_cached(e, p, &r->row.seq);
     insert_task(e, &r->task, e->n_tasks);
     left->rows--;
     return true;
@@ -228,14 +250,37 @@ static bool list_prompt(engine *e, prompt *p, room *r) {
     p->task = (task){.kind = TASK_PROMPT};
     if (p->slot == MAX_PROMPTS || !run_task(e, &p->task, e->n_tasks == 0, r)) return false;
     e->slot_used[p->slot] = true;
-    count_cached(e, p, &p->seq);
     insert_task(e, &p->task, e->n_tasks);
     r->rows -= rows_of(&p->task);
     return true;
 }
 
+/* Whether a sequence waits for the one before it, which is computing what they share. */
+static bool score_waits(const engine *e, const scored *s) {
+    return e->pool.caches && s->n_shared > 0 && s[-1].n_scored < s->n_shared;
+}
+
+/* Take the scores of what a sequence shares with the one before it; the pages are found by the cache. */
+static void copy_shared(const engine *e, scored *s) {
+    if (!e->pool.caches || s->n_shared == 0) return;
+    const scored *from = s - 1;
+    size_t n = (size_t)s->n_shared, top = (size_t)s->job->score.top;
+    memcpy(s->logprobs + 1, from->logprobs + 1, n * sizeof *s->logprobs);
+    if (top > 0) {
+        memcpy(s->top_ids + top, from->top_ids + top, n * top * sizeof *s->top_ids);
+        memcpy(s->top_logprobs + top, from->top_logprobs + top, n * top * sizeof *s->top_logprobs);
+    }
+    s->n_scored = s->n_shared;
+}
+
 static bool list_score(engine *e, scored *s, room *r) {
-    if (s->seq.n == 0) { /* one token, and nobody asks what follows it */
+    engine_job *j = s->job;
+    if (!j->run) {
+        j->run = e->w;
+        j->label = e->label;
+    }
+    copy_shared(e, s);
+    if (s->n_scored == s->seq.n) { /* nobody asks what follows its last token, and it has no other to score */
         finish_scored(s);
         return true;
     }
@@ -251,6 +296,7 @@ static void list_new(engine *e, room *r) {
         if (j->parked) continue;
         size_t n = j->kind == JOB_ROLLOUT ? j->n_prompts : j->n_scores;
         for (; !j->over && j->cursor < n; j->cursor++) {
+            if (j->kind == JOB_SCORE && score_waits(e, &j->scores[j->cursor])) break;
             bool listed = j->kind == JOB_ROLLOUT ? list_prompt(e, &j->prompts[j->cursor], r)
                                                  : list_score(e, &j->scores[j->cursor], r);
             if (!listed) return;
@@ -261,6 +307,6 @@ static void list_new(engine *e, room *r) {
 void admission_run(engine *e) {
     int n_drawing = 0;
     room r = room_of(e);
-    if (run_listed(e, &r, &n_drawing)) list_new(e, &r);
+    if (run_listed(e, &r, &n_drawing) && e->pause == ENGINE_RUN) list_new(e, &r);
     step_draw_rows(e, n_drawing, e->first_logits);
 }

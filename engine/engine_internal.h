@@ -1,13 +1,15 @@
 /* The parts of the engine share this: engine.c (life, submitting), admission.c (what may start), plan.c (how
- * far each task moves, and who gives way), step.c (one pass), finish.c (events and ends).  Internal; engine
- * thread only. */
+ * far each task moves, and who gives way), step.c (the passes), finish.c (events and ends), new_weights.c
+ * (pausing, and what becomes of rows when weights change).  Internal; engine thread only. */
 #ifndef COP_ENGINE_INTERNAL_H
 #define COP_ENGINE_INTERNAL_H
 
 #include <assert.h>
+#include <stdatomic.h>
 
 #include "engine/forward.h"
 #include "engine/job.h"
+#include "engine/reload.h"
 #include "engine/where.h"
 
 enum {
@@ -30,6 +32,10 @@ static inline scored *task_scored(const task *t) {
 }
 engine_job *task_job(const task *t);
 sequence *task_sequence(const task *t);
+const weights *task_weights(const engine *e, const task *t); /* on what it is computed */
+static inline bool task_is_kept(const task *t) { return t->kind == TASK_ROW && task_row(t)->kept; }
+/* Tokens that need not be computed if the cache has them: not those whose logits are needed. */
+int task_restorable(const task *t);
 
 /* What a task has in the batch of a step. */
 typedef struct span {
@@ -46,8 +52,11 @@ typedef struct want {
 struct engine {
     k_ctx *k;
     arch a;
-    weights *w;
+    weights *w;          /* in use; w->next ..: older sets that something still runs on */
     weights_label label; /* of w */
+    reload_model reload;
+    atomic_int n_weights;
+    engine_pause_mode pause;
     forward *f;
     const tokenizer *tokenizer;
     engine_options o;
@@ -89,12 +98,19 @@ struct engine {
  */
 void admission_run(engine *e);
 
+/* Let a task take further pages that the cache has for it by now. */
+void admission_restore(engine *e, task *t);
+
 /* ---- plan.c */
 
 /* Set n_step of each task, and provide the pages for it. */
 void plan_step(engine *e);
 /* Let a task wait: it gives its pages back. */
 void plan_preempt(engine *e, task *t);
+/* Whether a task goes on while the engine is paused as it is. */
+static inline bool plan_goes_on(const engine *e, const task *t) {
+    return e->pause == ENGINE_RUN || (e->pause == ENGINE_FINISH && t->kind != TASK_PROMPT);
+}
 
 /* ---- step.c */
 
@@ -107,11 +123,18 @@ void step_draw_rows(engine *e, int n, const float *logits);
 
 /* Tell a sample: a row's, or one that never started (r NULL). */
 void finish_sample(engine *e, prompt *p, uint32_t index, const row *r);
+/* A running row ends here, as FINISH_CANCELLED. */
+void finish_cancelled(engine *e, live_row *r);
 void finish_scored(scored *s);
 /* The job is over, with this error. */
 void finish_failed(engine_job *j, const cop_error *err);
 /* Drop what is over: finished rows and sequences, prompts whose samples have all started, jobs that ended;
  * tell the end of those. */
 void finish_sweep(engine *e);
+
+/* ---- new_weights.c */
+
+/* Close the older sets that nothing runs on any more; `all` of all sets. */
+void weights_sweep(engine *e, bool all);
 
 #endif

@@ -13,8 +13,10 @@ void finish_sample(engine *e, prompt *p, uint32_t index, const row *r) {
                        .stop = -1};
     if (r) row_result(r, &s);
     const weights_run run = {0, e->label};
-    s.weights = &run;
-    s.n_weights = s.n_tokens > 0;
+    if (s.n_tokens > 0 && s.n_weights == 0) { /* what a prefix forced, of a sample that never started */
+        s.weights = &run;
+        s.n_weights = 1;
+    }
     if (!s.logprobs && j->rules.logprobs) s.logprobs = &no_float;
     if (!s.model_logprobs && j->rules.model_logprobs) s.model_logprobs = &no_float;
     if (!s.entropy && j->rules.entropy) s.entropy = &no_float;
@@ -33,6 +35,11 @@ void finish_sample(engine *e, prompt *p, uint32_t index, const row *r) {
     p->n_ended += s.finish != FINISH_CANCELLED;
     if (prompt_settled(p)) j->settles = true;
     j->events.sample(j->events.context, &s);
+}
+
+void finish_cancelled(engine *e, live_row *r) {
+    row_cancel(&r->row);
+    finish_sample(e, r->prompt, r->index, &r->row);
 }
 
 void finish_failed(engine_job *j, const cop_error *err) {
@@ -69,8 +76,7 @@ static void settle(engine *e, prompt *p) {
         if (e->tasks[i]->kind != TASK_ROW) continue;
         live_row *r = task_row(e->tasks[i]);
         if (r->prompt != p || r->row.state != ROW_RUNNING) continue;
-        row_cancel(&r->row);
-        finish_sample(e, p, r->index, &r->row);
+        finish_cancelled(e, r);
     }
     for (uint32_t s = p->n_started; s < p->job->n; s++) finish_sample(e, p, s, NULL);
     p->n_started = p->job->n;
@@ -109,7 +115,7 @@ static void job_tell_end(const engine *e, engine_job *j) {
         j->totals.seconds = clock_seconds() - j->start;
         j->events.done(j->events.context, &j->totals);
     } else {
-        j->score.done(j->score.context, &e->label);
+        j->score.done(j->score.context, j->run ? &j->label : &e->label);
     }
 }
 
@@ -130,6 +136,7 @@ void finish_sweep(engine *e) {
         job_tell_end(e, j);
         job_close(j);
     }
+    weights_sweep(e, false);
 }
 
 void finish_scored(scored *s) {

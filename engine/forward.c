@@ -4,7 +4,6 @@
 struct forward {
     k_ctx *k;
     const arch *a;
-    const weights *w;
     where *at;
     k_rope *rope;
     float *x, *x0,
@@ -17,12 +16,12 @@ struct forward {
     float *logits;          /* [max_logits, vocab] */
 };
 
-cop_status forward_open(forward **out, k_ctx *k, const arch *a, const weights *w, where *at, int context,
-                        int max_tokens, int max_logits, cop_error *err) {
+cop_status forward_open(forward **out, k_ctx *k, const arch *a, where *at, int context, int max_tokens,
+                        int max_logits, cop_error *err) {
     *out = NULL;
     forward *f = mem_zalloc(1, sizeof *f);
     if (!f) return cop_fail(err, COP_ENOMEM, "could not allocate the forward pass");
-    *f = (forward){.k = k, .a = a, .w = w, .at = at};
+    *f = (forward){.k = k, .a = a, .at = at};
     int kv = a->n_kv_heads * a->head_dim;
     struct {
         float **p;
@@ -61,10 +60,9 @@ void forward_close(forward *f) {
     mem_free(f);
 }
 
-void forward_run(forward *f, const k_batch *b, const k_kv *kv) {
+void forward_run(forward *f, const weights *w, const k_batch *b, const k_kv *kv) {
     k_ctx *k = f->k;
     const arch *a = f->a;
-    const weights *w = f->w;
     const int n = b->n, dim = a->dim;
     const size_t n_stream = (size_t)n * (size_t)dim;
 
@@ -113,11 +111,11 @@ void forward_run(forward *f, const k_batch *b, const k_kv *kv) {
     if (a->has_backout) k_sub_scaled(k, f->x, f->middle, w->backout, n_stream);
 }
 
-float *forward_logits(forward *f, const int32_t *index, int n) {
+float *forward_logits(forward *f, const weights *w, const int32_t *index, int n) {
     const arch *a = f->a;
     where_is(f->at, "logits", -1);
     k_gather_norm(f->k, f->last, f->x, index, n, a->dim, a->eps);
-    k_gemm(f->k, f->logits, f->w->lm_head, f->last, a->dim, n, K_STORE);
+    k_gemm(f->k, f->logits, w->lm_head, f->last, a->dim, n, K_STORE);
     k_softcap(f->k, f->logits, n, a->vocab, a->vocab, a->softcap);
     return f->logits;
 }

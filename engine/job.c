@@ -242,6 +242,14 @@ static cop_status copy_sequence(scored *to, const int32_t *ids, size_t n, int to
     return COP_OK;
 }
 
+/* How many tokens' scores can be taken from the sequence before.  Those of token t depend on tokens [0, t],
+ * so of n equal ones the logits of n - 1 are. */
+static int shared_tokens(const scored *s, const scored *before) {
+    int most = s->n_tokens < before->n_tokens ? s->n_tokens : before->n_tokens, n = 0;
+    while (n < most && s->tokens[n] == before->tokens[n]) n++;
+    return n > 0 ? (n - 1) / KV_PAGE_TOKENS * KV_PAGE_TOKENS : 0;
+}
+
 cop_status job_open_score(engine_job **out, const score_spec *spec, const job_limits *limits,
                           cop_error *err) {
     assert(spec->n_sequences > 0 && spec->top >= 0 && spec->temperature > 0);
@@ -264,6 +272,8 @@ cop_status job_open_score(engine_job **out, const score_spec *spec, const job_li
         status =
             copy_sequence(&j->scores[i], spec->sequences[i], spec->lengths[i], j->score.top, limits, err);
         at_key(err, status, "sequences[%zu]", i);
+        if (i > 0 && status == COP_OK)
+            j->scores[i].n_shared = shared_tokens(&j->scores[i], &j->scores[i - 1]);
     }
     if (status != COP_OK) {
         job_close(j);

@@ -11,7 +11,9 @@ typedef struct live_row {
     task task; /* while listed */
     row row;
     struct prompt *prompt;
-    uint32_t index; /* of the sample among its prompt's */
+    uint32_t index;     /* of the sample among its prompt's */
+    const weights *run; /* on what it runs; NULL until it starts */
+    bool kept;          /* its K and V are of more than one set: they cannot be computed again, nor found */
 } live_row;
 
 /* One prompt of a rollout.  It is computed once; its samples start in order of index from its pages, and it
@@ -20,6 +22,8 @@ typedef struct live_row {
  *   listed    computing ............... ready | start 0 | start 1 ..  start n-1 | dropped
  *   pages     none, or some of the cache's; full ones are shared with each sample, a last one that is not
  * full is copied for each but the last sample, which takes it over
+ *
+ * Its pages are of the weights in use: it gives them back when others come.
  *
  * With a prefix it has one sample, whose row was made when it was submitted; it is never listed itself, but
  * that row is, and computes the prompt's tokens before its own. */
@@ -38,9 +42,9 @@ typedef struct prompt {
 
     sequence seq;
     uint32_t n_started;
-    int slot;     /* while listed: where the logits of its last token go */
-    bool ready;   /* all tokens computed, logits there */
-    bool counted; /* its cached_tokens are */
+    int slot;   /* while listed: where the logits of its last token go */
+    bool ready; /* all tokens computed, logits there */
+    int n_seen; /* tokens [0, n_seen) were computed, or counted as cached */
 } prompt;
 
 /* Enough of its samples have ended: none of the others goes on, and they are cancelled by the next sweep. */
@@ -52,8 +56,10 @@ typedef struct scored {
     engine_job *job;
     int32_t *tokens;
     int n_tokens;
-    sequence seq; /* without its last token if nothing asks what follows that */
-    int n_scored; /* tokens whose logits were used: more than are computed after its pages were given back */
+    sequence seq;    /* without its last token if nothing asks what follows that */
+    int n_scored;    /* tokens whose logits were used, or those of the sequence before: more than are computed
+                        after its pages were given back */
+    int n_shared;    /* whole pages of tokens that score as in the sequence before; 0 in the first one */
     float *logprobs; /* [n_tokens] */
     int32_t *top_ids, *next_ids;
     float *top_logprobs, *next_logprobs;
@@ -85,7 +91,9 @@ struct engine_job {
 
     scored *scores; /* [n_scores] */
     size_t n_scores;
-    score_spec score; /* sequences and lengths NULL */
+    score_spec score;    /* sequences and lengths NULL */
+    const weights *run;  /* of a score: under what; NULL until a sequence starts */
+    weights_label label; /* of that */
 };
 
 /* What a spec is judged against. */

@@ -94,32 +94,35 @@ void kv_pool_drop(kv_pool *p, int32_t page) {
 
 /* ---- Finding pages again. */
 
-static prefix_key key_of(const kv_pool *p, int32_t parent, const int32_t ids[KV_PAGE_TOKENS]) {
-    prefix_key key = {.parent = 0};
+uint64_t kv_pool_root(kv_pool *p) { return p->caches ? prefix_cache_root(&p->cache) : 0; }
+
+static prefix_key key_of(const kv_pool *p, uint64_t root, int32_t parent, const int32_t ids[KV_PAGE_TOKENS]) {
+    prefix_key key = {.parent = root};
     assert(parent == NO_PAGE || is_known(p, parent));
     if (parent != NO_PAGE) key.parent = prefix_cache_serial(&p->cache, parent);
     memcpy(key.ids, ids, sizeof key.ids);
     return key;
 }
 
-int32_t kv_pool_find(kv_pool *p, int32_t parent, const int32_t ids[KV_PAGE_TOKENS]) {
+int32_t kv_pool_find(kv_pool *p, uint64_t root, int32_t parent, const int32_t ids[KV_PAGE_TOKENS]) {
     if (!p->caches) return NO_PAGE;
-    prefix_key key = key_of(p, parent, ids);
+    prefix_key key = key_of(p, root, parent, ids);
     int32_t page = prefix_cache_find(&p->cache, &key);
     if (page == NO_PAGE) return NO_PAGE;
     if (p->refs[page]++ == 0) idle_remove(p, page);
     return page;
 }
 
-int32_t kv_pool_keep(kv_pool *p, int32_t page, int32_t parent, const int32_t ids[KV_PAGE_TOKENS]) {
+int32_t kv_pool_keep(kv_pool *p, int32_t page, uint64_t root, int32_t parent,
+                     const int32_t ids[KV_PAGE_TOKENS]) {
     assert(p->refs[page] == 1 && !is_known(p, page));
     if (!p->caches) return page;
-    int32_t known = kv_pool_find(p, parent, ids);
+    int32_t known = kv_pool_find(p, root, parent, ids);
     if (known != NO_PAGE) {
         kv_pool_drop(p, page);
         return known;
     }
-    prefix_key key = key_of(p, parent, ids);
+    prefix_key key = key_of(p, root, parent, ids);
     prefix_cache_add(&p->cache, page, &key);
     return page;
 }

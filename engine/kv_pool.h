@@ -40,13 +40,17 @@ int32_t kv_pool_take(kv_pool *p);             /* a page with one owner, or NO_PA
 void kv_pool_share(kv_pool *p, int32_t page); /* one more owner of a page that has some */
 void kv_pool_drop(kv_pool *p, int32_t page);  /* one owner less */
 
-/* The known page that holds these ids after `parent` (a known page, or NO_PAGE: at the start), with one more
- * owner; or NO_PAGE. */
-int32_t kv_pool_find(kv_pool *p, int32_t parent, const int32_t ids[KV_PAGE_TOKENS]);
+/* Under what the pages of another set of weights are known from now on (prefix_cache.h); at first it is 0. */
+uint64_t kv_pool_root(kv_pool *p);
+
+/* The known page that holds these ids after `parent` (a known page, or NO_PAGE: at the start, under `root`),
+ * with one more owner; or NO_PAGE. */
+int32_t kv_pool_find(kv_pool *p, uint64_t root, int32_t parent, const int32_t ids[KV_PAGE_TOKENS]);
 /* Let the cache know a page that is computed in full and has one owner.  The owner goes on with the page
  * returned: if the cache knows one with the same tokens before and in it, that one, which holds the same
  * bits, and `page` is dropped. */
-int32_t kv_pool_keep(kv_pool *p, int32_t page, int32_t parent, const int32_t ids[KV_PAGE_TOKENS]);
+int32_t kv_pool_keep(kv_pool *p, int32_t page, uint64_t root, int32_t parent,
+                     const int32_t ids[KV_PAGE_TOKENS]);
 
 static inline int kv_pool_available(const kv_pool *p) { return p->n_free + p->n_idle; } /* to take() */
 bool kv_pool_may_write(const kv_pool *p, int32_t page);

@@ -21,6 +21,8 @@ cop_status row_init(row *r, const row_rules *rules, const int32_t *prompt, int n
     if (status != COP_OK) return status;
     size_t n = (size_t)limit;
     bool ok = (r->mask = mem_alloc(n, sizeof *r->mask)) != NULL;
+    ok = (r->runs = mem_alloc(1, sizeof *r->runs)) && ok;
+    r->cap_runs = r->runs != NULL;
     if (rules->logprobs) ok = (r->logprobs = mem_alloc(n, sizeof *r->logprobs)) && ok;
     if (rules->model_logprobs) ok = (r->model_logprobs = mem_alloc(n, sizeof *r->model_logprobs)) && ok;
     if (rules->entropy) ok = (r->entropy = mem_alloc(n, sizeof *r->entropy)) && ok;
@@ -51,6 +53,7 @@ void row_free(row *r, kv_pool *pool) {
     mem_free(r->kept_ids);
     mem_free(r->kept_offsets);
     mem_free(r->calls);
+    mem_free(r->runs);
     token_list_free(&r->forced);
     *r = (row){0};
 }
@@ -185,6 +188,15 @@ cop_status row_draw(row *r, const k_drawn *d, cop_error *err) {
     return status == COP_OK ? append_forced(r, err) : status;
 }
 
+cop_status row_relabel(row *r, const weights_label *label, cop_error *err) {
+    int32_t at = r->n_runs > 0 ? row_index(r) - r->n_prefix : 0; /* what the prefix forced comes first */
+    if (r->n_runs > 0 && r->runs[r->n_runs - 1].start == at) r->n_runs--; /* nothing came under it */
+    if (!mem_grow((void **)&r->runs, &r->cap_runs, r->n_runs + 1, sizeof *r->runs))
+        return cop_fail(err, COP_ENOMEM, "could not record new weights of a sample");
+    r->runs[r->n_runs++] = (weights_run){.start = at, .label = *label};
+    return COP_OK;
+}
+
 void row_cancel(row *r) {
     assert(r->state == ROW_RUNNING);
     r->state = ROW_CANCELLED;
@@ -202,6 +214,9 @@ void row_result(const row *r, sample_result *out) {
     out->kept_offsets = r->kept_offsets ? r->kept_offsets + skip : NULL;
     out->tool_calls = r->calls;
     out->n_tool_calls = (int)r->n_calls;
+    out->weights = r->runs;
+    out->n_weights = (int)r->n_runs;
+    if (r->n_runs > 0 && r->runs[r->n_runs - 1].start == out->n_tokens) out->n_weights--;
     out->stop = r->stop;
     out->stop_string =
         r->stop_string >= 0 ? stop_get(r->rules->stop_strings, r->stop_string) : (stop_string){0};

@@ -45,6 +45,8 @@ typedef struct row {
     token_list forced; /* a tool's answer that was not fed yet, from forced_at on */
     size_t forced_at;
     uint64_t n_drawn, n_forced;
+    weights_run *runs; /* [n_runs] starts count from the end of the prefix */
+    size_t n_runs, cap_runs;
 } row;
 
 /* A row after prompt[0, n_prompt), with room for `limit` >= 0 tokens; with limit 0 it is ROW_FULL at once.
@@ -70,6 +72,9 @@ int32_t *row_kept_room(row *r);
 
 /* Append a drawn token, the first n_kept ids of row_kept_room() with it, and whatever it forces. */
 cop_status row_draw(row *r, const k_drawn *d, cop_error *err);
+
+/* What is appended from now on comes under these weights.  Never fails the first time. */
+cop_status row_relabel(row *r, const weights_label *label, cop_error *err);
 
 /* A running row ends here, as FINISH_CANCELLED. */
 void row_cancel(row *r);

@@ -62,12 +62,13 @@ static void page_ids(const sequence *s, int page, int32_t ids[KV_PAGE_TOKENS]) {
 
 static int32_t page_before(const sequence *s, int page) { return page > 0 ? s->pages[page - 1] : NO_PAGE; }
 
-void sequence_restore(sequence *s, kv_pool *pool, int n_tokens) {
-    assert(s->n_pages == 0 && s->n_computed == 0 && n_tokens <= s->n);
+void sequence_restore(sequence *s, kv_pool *pool, uint64_t root, int n_tokens) {
+    assert(n_tokens <= s->n);
+    if (!pool->caches || s->n_known < s->n_pages) return;
     int32_t ids[KV_PAGE_TOKENS];
-    for (int i = 0; pool->caches && i < n_tokens / KV_PAGE_TOKENS; i++) {
+    for (int i = s->n_pages; i < n_tokens / KV_PAGE_TOKENS; i++) {
         page_ids(s, i, ids);
-        int32_t page = kv_pool_find(pool, page_before(s, i), ids);
+        int32_t page = kv_pool_find(pool, root, page_before(s, i), ids);
         if (page == NO_PAGE) break;
         s->pages[s->n_pages++] = page;
     }
@@ -75,11 +76,12 @@ void sequence_restore(sequence *s, kv_pool *pool, int n_tokens) {
     s->n_computed = s->n_pages * KV_PAGE_TOKENS;
 }
 
-void sequence_remember(sequence *s, kv_pool *pool) {
+void sequence_remember(sequence *s, kv_pool *pool, uint64_t root) {
     int32_t ids[KV_PAGE_TOKENS];
     for (; pool->caches && s->n_known < s->n_computed / KV_PAGE_TOKENS; s->n_known++) {
         page_ids(s, s->n_known, ids);
-        s->pages[s->n_known] = kv_pool_keep(pool, s->pages[s->n_known], page_before(s, s->n_known), ids);
+        s->pages[s->n_known] =
+            kv_pool_keep(pool, s->pages[s->n_known], root, page_before(s, s->n_known), ids);
     }
 }
 

@@ -43,12 +43,12 @@ bool sequence_extend(sequence *s, kv_pool *pool, int n_tokens);
 /* Give all pages back, the last one first; then nothing is computed. */
 void sequence_release(sequence *s, kv_pool *pool);
 
-/* Take pages that the cache knows, as many as lie within the first n_tokens, for a sequence that has none.
- * They count as computed. */
-void sequence_restore(sequence *s, kv_pool *pool, int n_tokens);
+/* Take further pages that the cache knows under this root, as many as lie within the first n_tokens.  They
+ * count as computed.  A sequence whose last page the cache does not know has nothing to take. */
+void sequence_restore(sequence *s, kv_pool *pool, uint64_t root, int n_tokens);
 
-/* Let the cache know the pages that are full by now. */
-void sequence_remember(sequence *s, kv_pool *pool);
+/* Let the cache know the pages that are full by now; all of them were computed under this root. */
+void sequence_remember(sequence *s, kv_pool *pool, uint64_t root);
 
 /* Let `to`, which has no pages and begins with all of `from`, share the full pages of `from`, all of which is
  * computed. */

@@ -71,7 +71,8 @@ static void add_span(engine *e, k_batch *b, int table, task *t) {
     }
 }
 
-static int collect(engine *e, k_batch *b) {
+/* Put into the batch what is planned of the tasks that are computed under these weights. */
+static int collect(engine *e, const weights *w, k_batch *b) {
     int n_spans = 0;
     *b = (k_batch){.ids = e->ids,
                    .prev = e->prev,
@@ -80,7 +81,8 @@ static int collect(engine *e, k_batch *b) {
                    .pages = e->pages,
                    .page_stride = e->page_stride};
     for (int i = 0; i < e->n_tasks; i++) {
-        if (e->tasks[i]->n_step > 0) add_span(e, b, n_spans++, e->tasks[i]);
+        task *t = e->tasks[i];
+        if (t->n_step > 0 && task_weights(e, t) == w) add_span(e, b, n_spans++, t);
     }
     return n_spans;
 }
@@ -167,20 +169,29 @@ static void fail_all(engine *e, const cop_error *err) {
     for (engine_job *j = e->jobs; j; j = j->next) finish_failed(j, err);
 }
 
+/* Whose samples a prompt or a row computes. */
+static prompt *prompt_of(const task *t) { return t->kind == TASK_ROW ? task_row(t)->prompt : task_prompt(t); }
+
 static void advance(engine *e, int n_spans) {
     for (int i = 0; i < n_spans; i++) {
         sequence *s = task_sequence(e->spans[i].task);
         int n_prompt = s->n_head - s->n_computed; /* of a row, what is its prompt's */
         if (n_prompt > e->spans[i].n) n_prompt = e->spans[i].n;
-        if (n_prompt > 0 && e->spans[i].task->kind != TASK_SCORE)
-            e->totals.prefilled_tokens += (uint64_t)n_prompt;
         s->n_computed += e->spans[i].n;
+        if (n_prompt <= 0 || e->spans[i].task->kind == TASK_SCORE) continue;
+        e->totals.prefilled_tokens += (uint64_t)n_prompt;
+        prompt *p = prompt_of(e->spans[i].task);
+        int n_seen = s->n_computed < p->n_tokens ? s->n_computed : p->n_tokens;
+        if (p->n_seen < n_seen) p->n_seen = n_seen;
     }
 }
 
 /* The pages that the step filled are valid: let others find them. */
-static void remember(engine *e, int n_spans) {
-    for (int i = 0; i < n_spans; i++) sequence_remember(task_sequence(e->spans[i].task), &e->pool);
+static void remember(engine *e, const weights *w, int n_spans) {
+    for (int i = 0; i < n_spans; i++) {
+        const task *t = e->spans[i].task;
+        if (!task_is_kept(t)) sequence_remember(task_sequence(t), &e->pool, w->root);
+    }
 }
 
 static void finish_scores(engine *e, int n_spans) {
@@ -192,18 +203,17 @@ static void finish_scores(engine *e, int n_spans) {
     }
 }
 
-static void run_batch(engine *e, const k_batch *b, int n_spans) {
+static void run_batch(engine *e, const weights *w, const k_batch *b, int n_spans) {
     double start = clock_seconds();
-    forward_run(e->f, b, &e->kv);
+    forward_run(e->f, w, b, &e->kv);
     e->totals.seconds_forward += clock_seconds() - start;
-    e->totals.steps++;
     advance(e, n_spans);
     int n_wants = list_wants(e, n_spans);
     for (int first = 0; first < n_wants; first += MAX_LOGITS) {
         int n = n_wants - first < MAX_LOGITS ? n_wants - first : MAX_LOGITS;
         for (int i = 0; i < n; i++) e->index[i] = e->wants[first + i].token;
         start = clock_seconds();
-        const float *logits = forward_logits(e->f, e->index, n);
+        const float *logits = forward_logits(e->f, w, e->index, n);
         e->totals.seconds_forward += clock_seconds() - start;
         use_logits(e, e->wants + first, n, logits);
     }
@@ -211,8 +221,23 @@ static void run_batch(engine *e, const k_batch *b, int n_spans) {
     if (k_sync(e->k, &err) != COP_OK)
         fail_all(e, &err);
     else
-        remember(e, n_spans);
+        remember(e, w, n_spans);
     finish_scores(e, n_spans);
+}
+
+/* One pass for each set of weights that the step needs.  A sequence's bits do not depend on what else is in
+ * its batch, so it does not matter how the batch is divided.  False: nothing was planned. */
+static bool run_batches(engine *e) {
+    bool any = false;
+    for (const weights *w = e->w; w; w = w->next) {
+        k_batch b;
+        int n_spans = collect(e, w, &b);
+        if (n_spans == 0) continue;
+        any = true;
+        where_batch(&e->where, n_spans, b.n);
+        run_batch(e, w, &b, n_spans);
+    }
+    return any;
 }
 
 /* Whether something may still start by itself. */
@@ -229,12 +254,9 @@ static bool step(engine *e) {
     admission_run(e);
     finish_sweep(e); /* a first token can end a sample, and a sequence of one token needs no pass */
     plan_step(e);
-    k_batch b;
-    int n_spans = collect(e, &b);
     /* All that there was ended with its first token, or nothing is left but what is parked. */
-    if (n_spans == 0) return e->n_tasks > 0 || has_unparked(e);
-    where_batch(&e->where, n_spans, b.n);
-    run_batch(e, &b, n_spans);
+    if (!run_batches(e)) return e->n_tasks > 0 || has_unparked(e);
+    e->totals.steps++;
     finish_sweep(e); /* what ended makes room */
     admission_run(e);
     finish_sweep(e);
@@ -242,7 +264,8 @@ static bool step(engine *e) {
 }
 
 bool engine_step(engine *e) {
-    if (!e->jobs) return false;
+    if (!e->jobs || e->pause == ENGINE_HOLD) return false;
+    if (e->pause == ENGINE_FINISH && engine_is_quiet(e)) return false;
     where_begin(&e->where);
     bool more = step(e);
     where_end(&e->where);

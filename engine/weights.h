@@ -1,5 +1,4 @@
-/* A set of weights, packed for a backend: read once from a checkpoint, then immutable, with a digest that
- * names it. */
+/* A set of weights, packed for a backend: read once, then immutable, with a digest that names it. */
 #ifndef COP_WEIGHTS_H
 #define COP_WEIGHTS_H
 
@@ -23,6 +22,10 @@ typedef struct weights {
     layer_weights *layers; /* [n_layers] */
     size_t n_bytes;        /* packed */
     char digest[33];       /* XXH3-128 in hex: PROTOCOL "Weights" */
+
+    /* Of the engine that has them in use (new_weights.c). */
+    struct weights *next; /* an older set that something still runs on */
+    uint64_t root;        /* under which the prefix cache knows first pages computed with them */
 } weights;
 
 /* Weights without any tensor yet, to be filled; resid 1, everything else zero.  NULL without memory. */

@@ -47,7 +47,7 @@ static void law_2_shared_and_known_pages_are_not_written(void **state) {
     kv_pool_drop(&p, page);
     assert_int_equal(kv_pool_shared(&p), 0);
     assert_true(kv_pool_may_write(&p, page));
-    assert_int_equal(kv_pool_keep(&p, page, NO_PAGE, ids), page);
+    assert_int_equal(kv_pool_keep(&p, page, 0, NO_PAGE, ids), page);
     assert_false(kv_pool_may_write(&p, page));
     kv_pool_free(&p);
 }
@@ -58,7 +58,7 @@ static void law_3_what_is_idle_for_longest_is_taken_when_none_is_free(void **sta
     int32_t ids[KV_PAGE_TOKENS], pages[2];
     for (int i = 0; i < 2; i++) {
         ids_of(ids, i);
-        pages[i] = kv_pool_keep(&p, kv_pool_take(&p), NO_PAGE, ids);
+        pages[i] = kv_pool_keep(&p, kv_pool_take(&p), 0, NO_PAGE, ids);
     }
     kv_pool_drop(&p, pages[1]);
     kv_pool_drop(&p, pages[0]);
@@ -66,7 +66,7 @@ static void law_3_what_is_idle_for_longest_is_taken_when_none_is_free(void **sta
     int32_t third = kv_pool_take(&p);
     assert_true(third != pages[0] && third != pages[1]);
     assert_int_equal(kv_pool_take(&p), pages[1]);
-    assert_int_equal(kv_pool_find(&p, NO_PAGE, ids), NO_PAGE); /* forgotten */
+    assert_int_equal(kv_pool_find(&p, 0, NO_PAGE, ids), NO_PAGE); /* forgotten */
     assert_int_equal(kv_pool_take(&p), pages[0]);
     assert_int_equal(kv_pool_take(&p), NO_PAGE);
     kv_pool_free(&p);
@@ -78,14 +78,14 @@ static void law_4_the_last_owner_leaves_a_page_free_or_idle(void **state) {
         kv_pool p = pool_of(1, caches);
         int32_t ids[KV_PAGE_TOKENS], page = kv_pool_take(&p);
         ids_of(ids, 5);
-        kv_pool_keep(&p, page, NO_PAGE, ids);
+        kv_pool_keep(&p, page, 0, NO_PAGE, ids);
         kv_pool_share(&p, page);
         kv_pool_drop(&p, page);
         assert_int_equal(kv_pool_available(&p), 0);
         kv_pool_drop(&p, page);
         assert_int_equal(p.n_idle, caches);
         assert_int_equal(p.n_free, !caches);
-        assert_int_equal(kv_pool_find(&p, NO_PAGE, ids), caches ? page : NO_PAGE);
+        assert_int_equal(kv_pool_find(&p, 0, NO_PAGE, ids), caches ? page : NO_PAGE);
         kv_pool_free(&p);
     }
 }
@@ -95,8 +95,8 @@ static void a_page_with_known_tokens_gives_way_to_the_known_one(void **state) {
     kv_pool p = pool_of(2, true);
     int32_t ids[KV_PAGE_TOKENS], first = kv_pool_take(&p), second = kv_pool_take(&p);
     ids_of(ids, 5);
-    assert_int_equal(kv_pool_keep(&p, first, NO_PAGE, ids), first);
-    assert_int_equal(kv_pool_keep(&p, second, NO_PAGE, ids), first);
+    assert_int_equal(kv_pool_keep(&p, first, 0, NO_PAGE, ids), first);
+    assert_int_equal(kv_pool_keep(&p, second, 0, NO_PAGE, ids), first);
     assert_int_equal(p.refs[first], 2);
     assert_int_equal(p.n_free, 1);
     kv_pool_free(&p);
@@ -183,7 +183,7 @@ static void restart(model *m, int i) {
     assert_int_equal(sequence_init(s, m->s[i].tokens, n * KV_PAGE_TOKENS, 0, &err), COP_OK);
     int n_tokens = (int)random_below(m, (uint32_t)(n * KV_PAGE_TOKENS + 1)), want = 0;
     while (want < n_tokens / KV_PAGE_TOKENS && known_as(m, m->s[i].word, want + 1) != NO_PAGE) want++;
-    sequence_restore(s, &m->pool, n_tokens);
+    sequence_restore(s, &m->pool, 0, n_tokens);
     assert_int_equal(s->n_pages, want);
     assert_int_equal(s->n_computed, want * KV_PAGE_TOKENS);
     for (int p = 0; p < want; p++) {
@@ -223,7 +223,7 @@ static void grow(model *m, int i) {
     m->pages[page].word[0] = 0;
     assert_true(kv_pool_may_write(&m->pool, page));
     s->n_computed = s->n_pages * KV_PAGE_TOKENS;
-    sequence_remember(s, &m->pool);
+    sequence_remember(s, &m->pool, 0);
     int known = known_as(m, m->s[i].word, at + 1);
     assert_int_equal(s->pages[at], known == NO_PAGE ? page : known);
     m->pages[s->pages[at]].refs++;
