@@ -47,7 +47,8 @@ class Pending:
         self.reply = body(reply)
 
     def fail(self, error: errors.CoppiceError) -> None:
-        self.error = error
+        """The first error counts."""
+        self.error = self.error or error
 
 
 class Whole(Pending):

@@ -169,8 +169,7 @@ class Update:
             if todo and time.monotonic() + pause >= end:
                 for t in tries:
                     if t.link.endpoint in todo:
-                        self.failed[t.link.endpoint] = t.request.error or errors.Timeout(
-                            f"the worker at {t.link.endpoint} did not have the weights in use in time")
+                        self.failed[t.link.endpoint] = t.request.error
                 return
             if todo:
                 self._client._pump_until(lambda: False, time.monotonic() + pause)
@@ -206,6 +205,7 @@ class Update:
                 version, digest = t.request.reply["weights"][:2]
                 self.in_use[endpoint] = (version, digest)
             elif error is None:  # time is up
+                t.request.fail(errors.Timeout(f"the worker at {endpoint} did not have the weights in use in time"))
                 again.append(endpoint)
             elif isinstance(error, errors.Overloaded):
                 again.append(endpoint)
