@@ -23,7 +23,7 @@ def checkpoint_tensors(model: Any) -> Dict[str, Any]:
             break
         model = inner
     state = model if isinstance(model, dict) else model.state_dict()
-    return {name: tensor for name, tensor in state.items() if name not in _NOT_SAVED}
+    return {name: tensor for name, tensor in state.items() if name.removeprefix("_orig_mod.") not in _NOT_SAVED}
 
 
 class RemoteEngine:

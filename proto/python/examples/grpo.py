@@ -67,7 +67,7 @@ class Batch:
 
     def log_ratio(self, model, temperature):
         """[tokens that were sampled]: log-probability now less that of the draw."""
-        return (model.logprobs(self.ids, temperature) - self.behaviour)[self.sampled]
+        return model(self.ids, self.sampled, temperature) - self.behaviour[self.sampled]
 
     def loss(self, log_ratio, clip):
         """The clipped objective of PPO, per token, its sign turned."""

@@ -86,8 +86,9 @@ class Gpt(nn.Module):
         self.smear_lambda, self.backout_lambda = (nn.Parameter(torch.empty(1)) for _ in range(2))
         self.smear_gate = linear(SMEAR_CHANNELS, 1)
 
-    def forward(self, ids):
-        """Logits [B, T, vocabulary] of ids [B, T]; what follows a sequence's end in its row changes nothing before it."""
+    def hidden(self, ids):
+        """[B, T, dim], what the logits are made from, of ids [B, T]; what follows a sequence's end in its row changes nothing
+        before it."""
         at = torch.arange(ids.shape[1])
         angle = at[:, None] / ROPE_BASE ** (torch.arange(0, self.head_dim, 2) / self.head_dim)
         cos, sin = angle.cos(), angle.sin()
@@ -103,13 +104,18 @@ class Gpt(nn.Module):
             x = x + block.mlp(rms(x))
             if i == self.n_layers // 2:
                 middle = x
-        z = self.lm_head(rms(x - self.backout_lambda * middle))[..., :self.vocab]
-        return SOFTCAP * torch.tanh(z / SOFTCAP)
+        return rms(x - self.backout_lambda * middle)
 
-    def logprobs(self, ids, temperature=1.0):
-        """[B, T]: entry t is the log-probability of token t given those before it; entry 0 is 0."""
-        chosen = torch.log_softmax(self(ids[:, :-1]) / temperature, -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
-        return F.pad(chosen, (1, 0))
+    def forward(self, ids, wanted, temperature=1.0):
+        """[n]: the log-probability of each of the n tokens that are `wanted`, given those before it in its row.
+
+        ids     [B, T]
+        wanted  [B, T] bool, false for the first of each row.  Only for these are logits computed: with a large vocabulary
+                they are most of the work
+        """
+        z = self.lm_head(self.hidden(ids[:, :-1])[wanted[:, 1:]])[:, :self.vocab]
+        logits = SOFTCAP * torch.tanh(z / SOFTCAP)
+        return -F.cross_entropy(logits / temperature, ids[wanted], reduction="none")
 
 
 def load(folder):
