@@ -499,7 +499,7 @@ static int wait_ms(const service *s) {
     if (s->delivery.backlogs || !may_receive(s)) return RETRY_MS;
     if (s->draining) return DRAINING_MS;
     double seconds = tickets_next_expiry(&s->delivery.tickets) - clock_seconds();
-    return seconds > MOST_WAIT_SEC ? -1 : seconds > 0 ? (int)(1000 * seconds) + 1 : 0;
+    return isinf(seconds) ? -1 : (int)(1000 * fmax(0, fmin(seconds, MOST_WAIT_SEC))) + 1;
 }
 
 static void serve(service *s) {

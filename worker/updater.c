@@ -103,11 +103,15 @@ static work *take(updater *u) {
     return w;
 }
 
+static bool has_room(updater *u) {
+    return engine_n_weights(u->engine) + gate_posted(u->gate) < UPDATER_MAX_SETS;
+}
+
 /* False: the thread is to stop. */
 static bool wait_for_room(updater *u) {
     bool stop;
     pthread_mutex_lock(&u->mutex);
-    while (!(stop = u->stop) && engine_n_weights(u->engine) + gate_posted(u->gate) >= UPDATER_MAX_SETS) {
+    while (!(stop = u->stop) && !has_room(u)) {
         double until = clock_seconds() + LOOK_SEC;
         struct timespec t = {(time_t)until, (long)(fmod(until, 1.0) * 1e9)};
         pthread_cond_timedwait(&u->changed, &u->mutex, &t);
@@ -318,6 +322,11 @@ bool updater_begin(updater *u, const client_id *client, request *r, wire_error *
     int n = count_works(u); /* only this thread adds some */
     if (streamed && n > 0)
         return overloaded(err, "another update is under way: send the stream when it is in use");
+    /* Its chunks would wait with it, and with them all that the service could receive. */
+    if (streamed && !has_room(u))
+        return overloaded(err,
+                          "samples still run on older weights, and no further set fits: send the stream when "
+                          "they have ended");
     if (n > UPDATER_MAX_PATHS) /* one of them is not waiting */
         return overloaded(err, "as many updates wait as may: try again when one of them is in use");
     update_stream *s = NULL;

@@ -51,8 +51,8 @@ void updater_close(updater *u);
 
 /* ---- The service's thread.  Each takes the request if it returns true; else *err says what to answer. */
 
-/* A `weights` request.  Errors: overloaded with retry_after (a stream while another update is under way; too
- * many paths; no memory). */
+/* A `weights` request.  Errors: overloaded with retry_after (a stream while another update is under way, or
+ * while no further set may be in memory; too many paths; no memory). */
 bool updater_begin(updater *u, const client_id *client, request *r, wire_error *err);
 /* A chunk of the stream that is open, whatever is in it.  What is wrong with it fails the update, whose error
  * tells it, once; chunks of a stream that has failed are dropped until its commit.  Errors: not_found (no
