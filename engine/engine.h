@@ -14,7 +14,8 @@
  * then each step is one pass per set of weights that something still runs on.
  *
  * One thread uses an engine, but for engine_load_*(); events are called from engine_step(), engine_cancel(),
- * engine_submit() and engine_use_weights() on that thread and must not call back into the engine. */
+ * engine_submit(), engine_abort_rows() and engine_use_weights() on that thread and must not call back into
+ * the engine. */
 #ifndef COP_ENGINE_H
 #define COP_ENGINE_H
 
