@@ -616,6 +616,25 @@ static void chunks_that_wait_are_bounded(void **state) {
     tensors_free(l);
 }
 
+static void a_full_stream_does_not_wait_for_ever(void **state) {
+    (void)state;
+    bench b = bench_open("gen-A", NULL, 0.1);
+    tensor_list *l = tensors_read("tests/models/gen-A");
+    update *held[2];
+    block(&b, held);
+    begin_stream(&b, "s", l);
+    assert_null(take_within(&b, 0.3)); /* it is silent, but nobody listens either */
+    request *r = chunk_request("s", &l->t[0], 0, 64);
+    r->n_bytes = UPDATER_STREAM_BYTES;
+    chunk(&b, r);
+    take_failed(&b, WIRE_OVERLOADED, "", "3 sets of weights are in memory");
+    assert_false(updater_is_full(b.u));
+    check_failed_stream(&b, "s", &l->t[0], WIRE_OVERLOADED, "3 sets");
+    unblock(&b, held);
+    bench_close(&b);
+    tensors_free(l);
+}
+
 static void a_chunk_without_memory_fails_the_stream(void **state) {
     (void)state;
     bench b = bench_open("gen-A", NULL, 60);
@@ -758,6 +777,7 @@ int main(void) {
         cmocka_unit_test(a_silent_sender_is_given_up),
         cmocka_unit_test(one_stream_is_open_at_a_time),
         cmocka_unit_test(chunks_that_wait_are_bounded),
+        cmocka_unit_test(a_full_stream_does_not_wait_for_ever),
         cmocka_unit_test(a_chunk_without_memory_fails_the_stream),
         cmocka_unit_test(every_allocation_failure_is_told),
         cmocka_unit_test(it_can_be_closed_at_any_time),
