@@ -124,7 +124,7 @@ static inline void tensors_digest(const tensor_list *l, char text[33]) {
 /* ---- A .pt file, as torch.save writes it: a ZIP of data.pkl and data/0, data/1... */
 
 static inline void put_number(FILE *f, uint64_t v, int n_bytes) {
-    for (int i = 0; i < n_bytes; i++) fputc((int)(v >> 8 * i & 255), f);
+    for (int i = 0; i < n_bytes; i++) fputc(i < 8 ? (int)(v >> 8 * i & 255) : 0, f);
 }
 
 static inline void pickle_text(FILE *f, const char *s) {

@@ -78,21 +78,24 @@ static request *stream_request(const char *id, uint64_t tensors, uint64_t bytes)
     return r;
 }
 
-/* Bytes [offset, offset + n) of a tensor. */
+/* Bytes [offset, offset + n) of a tensor; where it has no more, zeros. */
 static request *chunk_request(const char *target, const tensor *t, size_t offset, size_t n) {
     request *r = new_request(REQUEST_WEIGHTS_CHUNK, "c");
     uint64_t *shape = request_arena_take(r->arena, 4, sizeof *shape);
+    uint8_t *data = request_arena_take(r->arena, n + 1, 1);
+    size_t left = offset < tensor_bytes(t) ? tensor_bytes(t) - offset : 0;
     for (int i = 0; i < t->n_dims; i++) shape[i] = (uint64_t)t->dims[i];
+    memset(data, 0, n + 1);
+    if (left > 0) memcpy(data, t->data + offset, n < left ? n : left);
     r->n_bytes = n + 100;
-    r->chunk = (request_chunk){
-        .target = wire_text_of(target),
-        .name = {keep(r, t->name, strlen(t->name)), strlen(t->name)},
-        .dtype = (request_dtype)t->dtype,
-        .shape = shape,
-        .n_dims = (size_t)t->n_dims,
-        .offset = offset,
-        .data = keep(r, offset < tensor_bytes(t) ? t->data + offset : NULL, offset < tensor_bytes(t) ? n : 0),
-        .n_data = n};
+    r->chunk = (request_chunk){.target = wire_text_of(target),
+                               .name = {keep(r, t->name, strlen(t->name)), strlen(t->name)},
+                               .dtype = (request_dtype)t->dtype,
+                               .shape = shape,
+                               .n_dims = (size_t)t->n_dims,
+                               .offset = offset,
+                               .data = data,
+                               .n_data = n};
     return r;
 }
 
