@@ -8,7 +8,8 @@
  * One update is read at a time.  At most one stream is open, and it is read as it comes: at most STREAM_BYTES
  * of chunks wait.  A stream whose sender is silent for SILENCE_SEC fails.  There are never more than
  * UPDATER_MAX_SETS in memory: where those in use (old ones by rows that still end on them) and those that the
- * engine's thread has not taken yet are so many, reading the next waits. */
+ * engine's thread has not taken yet are so many, reading the next waits; a stream that is full meanwhile
+ * waits no longer than SILENCE_SEC, then it is `overloaded`: nothing else can be received before that. */
 #ifndef COP_UPDATER_H
 #define COP_UPDATER_H
 
@@ -51,8 +52,8 @@ void updater_close(updater *u);
 
 /* ---- The service's thread.  Each takes the request if it returns true; else *err says what to answer. */
 
-/* A `weights` request.  Errors: overloaded with retry_after (a stream while another update is under way, or
- * while no further set may be in memory; too many paths; no memory). */
+/* A `weights` request.  Errors: overloaded with retry_after (a stream while another update is under way; too
+ * many paths; no memory). */
 bool updater_begin(updater *u, const client_id *client, request *r, wire_error *err);
 /* A chunk of the stream that is open, whatever is in it.  What is wrong with it fails the update, whose error
  * tells it, once; chunks of a stream that has failed are dropped until its commit.  Errors: not_found (no

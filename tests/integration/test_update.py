@@ -224,10 +224,9 @@ def test_no_more_than_three_sets_are_in_memory_and_nobody_waits_for_that(fresh, 
             running.append(in_flight(client, **{**LONG, "n": 1, "max_tokens": 4000}))
             wait_for(runs, other, len(running))
             update(other, version, path)
-        waiting = client.send("weights", version=3, source={"path": EARLY})
-        client.ask("ping")
         failed = other.failure("weights", version=4, source={"stream": {"tensors": 1, "bytes": 4}})
-        assert failed.code == "overloaded"
+        assert failed.code == "overloaded" and "older sets" in failed.message
+        waiting = client.send("weights", version=3, source={"path": EARLY})
         expect_old_set(other, sets, 2)  # it serves on
         assert client.socket.poll(100) == 0
         got = []
