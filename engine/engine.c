@@ -87,6 +87,7 @@ static cop_status open_parts(engine *e, checkpoint *c, uint64_t seed, cop_error 
     if (status == COP_OK) status = k_reserve(e->k, e->a.vocab, err);
     if (status == COP_OK)
         status = c ? weights_open(&e->w, e->k, c, err) : weights_open_random(&e->w, e->k, &e->a, seed, err);
+    if (status == COP_OK && c) status = reload_model_init(&e->reload, c, e->w->n_bytes, err);
     if (status == COP_OK)
         status =
             forward_open(&e->f, e->k, &e->a, e->w, &e->where, e->context, e->max_tokens, MAX_LOGITS, err);
@@ -153,6 +154,7 @@ void engine_close(engine *e) {
         weights_close(e->w);
     }
     k_close(e->k);
+    reload_model_free(&e->reload);
     mem_free(e);
 }
 
@@ -259,14 +261,6 @@ cop_status engine_measure(engine *e, k_peaks *out, cop_error *err) { return k_me
 void engine_pause(engine *e, engine_pause_mode mode) { (void)e, (void)mode; }
 bool engine_is_quiet(const engine *e) { return e->n_tasks == 0; }
 void engine_abort_rows(engine *e) { (void)e; }
-cop_status engine_load_weights(engine *e, const weights_source *s, weights **out, cop_error *err) {
-    (void)e, (void)s, *out = NULL;
-    return cop_fail(err, COP_EUNSUPPORTED, "not yet");
-}
-cop_status engine_load_path(engine *e, const char *path, weights **out, cop_error *err) {
-    (void)e, (void)path, *out = NULL;
-    return cop_fail(err, COP_EUNSUPPORTED, "not yet");
-}
 void engine_drop_weights(engine *e, weights *w) { (void)e, weights_close(w); }
 const char *engine_weights_digest(const weights *w) { return w->digest; }
 void engine_use_weights(engine *e, weights *w, uint64_t version, weights_policy policy) {

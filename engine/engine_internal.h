@@ -8,6 +8,7 @@
 
 #include "engine/forward.h"
 #include "engine/job.h"
+#include "engine/reload.h"
 #include "engine/where.h"
 
 enum {
@@ -48,6 +49,7 @@ struct engine {
     arch a;
     weights *w;
     weights_label label; /* of w */
+    reload_model reload;
     forward *f;
     const tokenizer *tokenizer;
     engine_options o;

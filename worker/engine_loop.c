@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "worker/sample_copy.h"
+#include "worker/updater.h"
 
 bool client_equal(const client_id *a, const client_id *b) {
     return a->n == b->n && !memcmp(a->bytes, b->bytes, a->n);
@@ -30,6 +31,7 @@ void parcel_free(parcel *p) {
     if (!p) return;
     converted_rollout_free(&p->rollout);
     free_counted(p->request, p->held_bytes);
+    update_free(p->update, NULL);
     mem_free(p);
 }
 
