@@ -8,7 +8,8 @@
  * that what starts does not at once take pages from others: it needs its own and, for each row that runs, a
  * page more than the row has use for now.  The oldest task needs no such room: what it lacks the others give
  * back (plan.c), and since no sample is accepted that needs more than the whole pool, the oldest always gets
- * to its end, and so does each task in its turn. */
+ * to its end, and so does each task in its turn.  While the engine is paused, that is the oldest of those
+ * that go on. */
 #include "engine/engine_internal.h"
 
 #include <string.h>
@@ -80,16 +81,15 @@ static room room_of(const engine *e) {
     return r;
 }
 
-/* Prompt tokens that the cache had count as such if they were never computed. */
+/* Prompt tokens that the cache had are counted if they were never computed. */
 static void count_cached(engine *e, const task *t) {
     if (t->kind == TASK_SCORE) return;
-    prompt *p = t->kind == TASK_ROW ? task_row(t)->prompt : task_prompt(t);
-    int n = task_sequence(t)->n_computed;
-    if (n > p->n_tokens) n = p->n_tokens;
-    if (n <= p->n_seen) return;
-    p->job->totals.cached_tokens += (uint64_t)(n - p->n_seen);
-    e->totals.cached_tokens += (uint64_t)(n - p->n_seen);
-    p->n_seen = n;
+    prompt *p = task_whose(t);
+    int n = task_prompt_computed(t) - p->n_seen;
+    if (n <= 0) return;
+    p->job->totals.cached_tokens += (uint64_t)n;
+    e->totals.cached_tokens += (uint64_t)n;
+    p->n_seen += n;
 }
 
 static void restore(engine *e, const task *t) {
@@ -154,7 +154,7 @@ static void start_under(const engine *e, live_row *r) {
     cop_status status = row_relabel(&r->row, &e->label, NULL);
     assert(status == COP_OK && r->row.n_runs == 1);
     (void)status;
-    r->run = e->w;
+    r->weights = e->w;
 }
 
 static cop_status start_sample(engine *e, prompt *p, int at, live_row **out, cop_error *err) {
@@ -231,7 +231,7 @@ static bool list_prefixed(engine *e, prompt *p, room *left) {
     r->task = (task){.kind = TASK_ROW};
     bool oldest = e->n_tasks == 0;
     if (output_bytes(p) > left->outputs && !oldest) return false;
-    r->run = e->w;
+    r->weights = e->w;
     if (!run_task(e, &r->task, oldest, left)) return false;
     start_under(e, r);
     take_outputs(left, p, true);
@@ -255,7 +255,8 @@ static bool list_prompt(engine *e, prompt *p, room *r) {
     return true;
 }
 
-/* Whether a sequence waits for the one before it, which is computing what they share. */
+/* Whether a sequence waits for the one before it, which is listed and computes what they share.  Later jobs
+ * may have their turn meanwhile, so that the step is full. */
 static bool score_waits(const engine *e, const scored *s) {
     return e->pool.caches && s->n_shared > 0 && s[-1].n_scored < s->n_shared;
 }
@@ -275,8 +276,8 @@ static void copy_shared(const engine *e, scored *s) {
 
 static bool list_score(engine *e, scored *s, room *r) {
     engine_job *j = s->job;
-    if (!j->run) {
-        j->run = e->w;
+    if (!j->weights) {
+        j->weights = e->w;
         j->label = e->label;
     }
     copy_shared(e, s);

@@ -14,7 +14,8 @@
  * then each step is one pass per set of weights that something still runs on.
  *
  * One thread uses an engine, but for engine_load_*(); events are called from engine_step(), engine_cancel(),
- * engine_submit() and engine_use_weights() on that thread and must not call back into the engine. */
+ * engine_submit(), engine_abort_rows() and engine_use_weights() on that thread and must not call back into
+ * the engine. */
 #ifndef COP_ENGINE_H
 #define COP_ENGINE_H
 
@@ -237,8 +238,8 @@ typedef struct weights_source {
  * it, or any .pt file; where the meta file of a model_*.pt is beside it, the architecture must be the same.
  * It is read once: nothing of it stays open.
  * Errors: COP_EFORMAT (a tensor is missing, unknown or misshaped, its name in the message; another
- * architecture), COP_EMODEL (a number is not finite), COP_ENOMEM, COP_EIO (the file changed meanwhile; loading
- * was stopped), COP_EUNSUPPORTED (the engine's own weights are random), and those of the source or of
+ * architecture), COP_EMODEL (a number is not finite), COP_ENOMEM, COP_EIO (the file changed meanwhile;
+ * loading was stopped), COP_EUNSUPPORTED (the engine's own weights are random), and those of the source or of
  * checkpoint_open(); *out is then NULL, and nothing changed. */
 cop_status engine_load_weights(engine *e, const weights_source *s, weights **out, cop_error *err);
 cop_status engine_load_path(engine *e, const char *path, weights **out, cop_error *err);

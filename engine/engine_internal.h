@@ -36,6 +36,12 @@ const weights *task_weights(const engine *e, const task *t); /* on what it is co
 static inline bool task_is_kept(const task *t) { return t->kind == TASK_ROW && task_row(t)->kept; }
 /* Tokens that need not be computed if the cache has them: not those whose logits are needed. */
 int task_restorable(const task *t);
+prompt *task_whose(const task *t); /* the prompt that a prompt or row computes samples of */
+/* How many of that prompt's tokens it has computed. */
+static inline int task_prompt_computed(const task *t) {
+    int n = task_sequence(t)->n_computed, n_prompt = task_whose(t)->n_tokens;
+    return n < n_prompt ? n : n_prompt;
+}
 
 /* What a task has in the batch of a step. */
 typedef struct span {

@@ -115,7 +115,7 @@ static void job_tell_end(const engine *e, engine_job *j) {
         j->totals.seconds = clock_seconds() - j->start;
         j->events.done(j->events.context, &j->totals);
     } else {
-        j->score.done(j->score.context, j->run ? &j->label : &e->label);
+        j->score.done(j->score.context, j->weights ? &j->label : &e->label);
     }
 }
 

@@ -11,9 +11,9 @@ typedef struct live_row {
     task task; /* while listed */
     row row;
     struct prompt *prompt;
-    uint32_t index;     /* of the sample among its prompt's */
-    const weights *run; /* on what it runs; NULL until it starts */
-    bool kept;          /* its K and V are of more than one set: they cannot be computed again, nor found */
+    uint32_t index;         /* of the sample among its prompt's */
+    const weights *weights; /* on which it runs; NULL until it starts */
+    bool kept; /* its K and V are of more than one set: they cannot be computed again, nor found */
 } live_row;
 
 /* One prompt of a rollout.  It is computed once; its samples start in order of index from its pages, and it
@@ -91,9 +91,9 @@ struct engine_job {
 
     scored *scores; /* [n_scores] */
     size_t n_scores;
-    score_spec score;    /* sequences and lengths NULL */
-    const weights *run;  /* of a score: under what; NULL until a sequence starts */
-    weights_label label; /* of that */
+    score_spec score;       /* sequences and lengths NULL */
+    const weights *weights; /* of a score: under which; NULL until a sequence starts */
+    weights_label label;    /* of that */
 };
 
 /* What a spec is judged against. */

@@ -43,7 +43,7 @@ static bool runs_on(const engine *e, const weights *w) {
         if (task_weights(e, e->tasks[i]) == w) return true;
     }
     for (const engine_job *j = e->jobs; j; j = j->next) {
-        if (j->run == w) return true; /* a score, between two of its sequences */
+        if (j->weights == w) return true; /* a score, between two of its sequences */
     }
     return false;
 }
@@ -77,13 +77,13 @@ static void put_in_use(engine *e, weights *w) {
 
 /* Let a row in flight go on under the set in use.  Without K and V there is nothing to keep. */
 static void move_row(engine *e, live_row *r, bool keep) {
-    r->run = e->w;
+    r->weights = e->w;
     r->kept = keep && r->row.seq.n_computed > 0;
     if (!r->kept && r->task.runs) plan_preempt(e, &r->task);
 }
 
 static void change_row(engine *e, live_row *r, weights_policy policy) {
-    bool moves = r->run != e->w;
+    bool moves = r->weights != e->w;
     if (policy == WEIGHTS_FINISH) return;
     if (policy == WEIGHTS_ABORT && moves) {
         finish_cancelled(e, r);

@@ -4,24 +4,25 @@
  *   tokens in the step         1    1    1 + 5             300         207       0
  *   of the budget              -    -    5                 300         207       nothing left
  *
- * Every row whose last token only is to be computed moves, so that none waits for prompts; the rest is shared
- * out by age.  A task that would begin a page which an older one is computing in this very step waits, to
- * find it in the cache: so samples of one prompt that all lost their pages compute it once.
+ * Every row moves by a token at least, so that none waits for prompts; the rest is shared out by age.  But a
+ * row with more than a page to compute lost its pages and is like a prompt: it has what the budget leaves.
+ * And what would begin a page that an older task is computing in this very step waits, to find it in the
+ * cache: so samples of one prompt that all lost their pages compute it once.  It waits only in steps in which
+ * the older one moves, and that leaves the page after at most as many steps as the page has tokens.
  *
  * Where the pool has no page for a task, the youngest that holds any gives back all of its pages, which may
  * be that task itself.  It is never one that the plan has dealt with before, for those are older.  A kept row
- * cannot give its pages back, for nothing could compute them again.  It stands still instead where it gets
- * none; and the first task that has something to compute ends the youngest kept row where nobody else can
- * give way.  So in each step the first of those tasks moves, whatever runs beside it; since all its rivals
- * for pages end or wait, it gets to its end, and then the next one is the first. */
+ * gives nothing back, for nothing could compute it again: where it gets no page, it stands still.  The first
+ * task of the step that has something to compute need not stand still: where nobody else can give way, the
+ * youngest kept row ends.  After that no other task holds pages, and no task needs more than the pool has; so
+ * in each step the first one moves, whatever runs beside it.  It gets to its end, and then the next one is
+ * the first. */
 #include "engine/engine_internal.h"
 
+prompt *task_whose(const task *t) { return t->kind == TASK_ROW ? task_row(t)->prompt : task_prompt(t); }
+
 engine_job *task_job(const task *t) {
-    switch (t->kind) {
-    case TASK_PROMPT: return task_prompt(t)->job;
-    case TASK_ROW: return task_row(t)->prompt->job;
-    default: return task_scored(t)->job;
-    }
+    return t->kind == TASK_SCORE ? task_scored(t)->job : task_whose(t)->job;
 }
 
 sequence *task_sequence(const task *t) {
@@ -35,8 +36,8 @@ sequence *task_sequence(const task *t) {
 const weights *task_weights(const engine *e, const task *t) {
     switch (t->kind) {
     case TASK_PROMPT: return e->w;
-    case TASK_ROW: return task_row(t)->run;
-    default: return task_job(t)->run;
+    case TASK_ROW: return task_row(t)->weights;
+    default: return task_job(t)->weights;
     }
 }
 
@@ -66,6 +67,13 @@ static task *youngest(const engine *e, int at, bool kept) {
     return NULL;
 }
 
+/* End a kept row: its pages are there at once, the row is dropped by the sweep. */
+static void end_kept(engine *e, task *t) {
+    finish_cancelled(e, task_row(t));
+    sequence_release(task_sequence(t), &e->pool);
+    t->runs = false;
+}
+
 /* Pages for n more tokens of e->tasks[at].  first: nothing before it moves in this step.  False: there are
  * none; it stands still if it is kept, else it waits now. */
 static bool provide_pages(engine *e, int at, int n, bool first) {
@@ -75,8 +83,7 @@ static bool provide_pages(engine *e, int at, int n, bool first) {
         if ((other = youngest(e, at, false))) {
             plan_preempt(e, other);
         } else if (first && (other = youngest(e, at, true))) {
-            finish_cancelled(e, task_row(other));
-            sequence_release(task_sequence(other), &e->pool);
+            end_kept(e, other);
         } else {
             if (!task_is_kept(t)) plan_preempt(e, t);
             return false;

@@ -1,4 +1,4 @@
-/* One step: collect a ragged batch as planned, run it, use its logits. */
+/* One step: collect a ragged batch as planned, run it, use its logits; for each set of weights in use. */
 #include "engine/engine_internal.h"
 
 #include <math.h>
@@ -169,9 +169,6 @@ static void fail_all(engine *e, const cop_error *err) {
     for (engine_job *j = e->jobs; j; j = j->next) finish_failed(j, err);
 }
 
-/* Whose samples a prompt or a row computes. */
-static prompt *prompt_of(const task *t) { return t->kind == TASK_ROW ? task_row(t)->prompt : task_prompt(t); }
-
 static void advance(engine *e, int n_spans) {
     for (int i = 0; i < n_spans; i++) {
         sequence *s = task_sequence(e->spans[i].task);
@@ -180,8 +177,8 @@ static void advance(engine *e, int n_spans) {
         s->n_computed += e->spans[i].n;
         if (n_prompt <= 0 || e->spans[i].task->kind == TASK_SCORE) continue;
         e->totals.prefilled_tokens += (uint64_t)n_prompt;
-        prompt *p = prompt_of(e->spans[i].task);
-        int n_seen = s->n_computed < p->n_tokens ? s->n_computed : p->n_tokens;
+        prompt *p = task_whose(e->spans[i].task);
+        int n_seen = task_prompt_computed(e->spans[i].task);
         if (p->n_seen < n_seen) p->n_seen = n_seen;
     }
 }

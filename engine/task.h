@@ -10,6 +10,8 @@
  *      youngest  |  waits  |  no pages; tokens stay, and are computed again
  *                +---------+
  *
+ * A row whose K and V were kept when weights changed never waits: it stands still, or ends (plan.c).
+ *
  * The engine lists its tasks by age, the oldest first: arrival of the job, prompt, sample.  A prompt stays in
  * the list until its last sample has started, behind the rows of those that have: its age is that of its next
  * sample.  New tasks are younger than all that are listed, so age is never compared: it is the order.

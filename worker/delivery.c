@@ -6,6 +6,8 @@
 
 #include "worker/log.h"
 
+#define TURN_BYTES ((size_t)1 << 20) /* that one client is sent at a time, while others wait */
+
 typedef enum sent { SENT, SENT_FULL, SENT_GONE } sent;
 
 /* Without memory it is as if the pipe were full: later. */
@@ -22,10 +24,16 @@ static sent send_message(delivery *d, const client_id *client, packet *m) {
     return result;
 }
 
-static sent send_ticket(delivery *d, ticket *t) {
+/* Its messages, as long as *n_bytes is less than TURN_BYTES; beyond, it is as if the pipe were full. */
+static sent send_ticket(delivery *d, ticket *t, size_t *n_bytes) {
     sent result = SENT;
-    while (t->unsent && (result = send_message(d, &t->client, t->unsent)) == SENT)
+    while (t->unsent) {
+        size_t n = packet_bytes(t->unsent);
+        result = *n_bytes < TURN_BYTES ? send_message(d, &t->client, t->unsent) : SENT_FULL;
+        if (result != SENT) break;
+        *n_bytes += n;
         tickets_sent(&d->tickets, t);
+    }
     return result;
 }
 
@@ -105,7 +113,8 @@ void delivery_letter(delivery *d, letter *l) {
 /* Send what its client has not been sent.  May drop the ticket. */
 static void push(delivery *d, ticket *t) {
     backlog *b = t->client.n && t->unsent ? backlog_find(d->backlogs, &t->client) : NULL;
-    sent result = b ? SENT_FULL : t->client.n ? send_ticket(d, t) : SENT;
+    size_t n_bytes = 0;
+    sent result = b ? SENT_FULL : t->client.n ? send_ticket(d, t, &n_bytes) : SENT;
     if (result == SENT_FULL && !b) b = backlog_add(&d->backlogs, &t->client);
     if (b) {
         backlog_put_ticket(b, t);
@@ -149,12 +158,13 @@ void delivery_ack(delivery *d, ticket *t) {
 
 static sent send_backlog(delivery *d, backlog *b) {
     sent result = SENT;
+    size_t n_bytes = 0;
     for (letter *l; result == SENT && (l = backlog_first_letter(b));) {
         result = send_message(d, &b->client, l->message);
         if (result == SENT) backlog_drop_letter(b);
     }
     for (ticket *t; result == SENT && (t = backlog_first_ticket(b));) {
-        result = send_ticket(d, t);
+        result = send_ticket(d, t, &n_bytes);
         if (result != SENT) continue;
         backlog_drop_ticket(b, t);
         tickets_settle(&d->tickets, t);

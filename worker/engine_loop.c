@@ -46,7 +46,7 @@ static void tell_update(engine_loop *l, const client_id *client, const request *
 }
 
 /* Take the update into use, unless it failed, or one that came earlier was newer. */
-static void use_update(engine_loop *l, update *u) {
+static void handle_update(engine_loop *l, update *u) {
     const request_weights *r = &u->request->weights;
     uint64_t version = engine_weights(engine_of(l))->version;
     if (u->weights && r->version <= version) {
@@ -78,7 +78,7 @@ static void tell_paused(engine_loop *l) {
 }
 
 /* The newest mode holds.  Takes the parcel: it is answered once nothing runs. */
-static void pause(engine_loop *l, parcel *p) {
+static void handle_pause(engine_loop *l, parcel *p) {
     p->item.next = l->pauses;
     l->pauses = &p->item;
     if (p->request->pause.mode == REQUEST_PAUSE_FINISH) {
@@ -90,7 +90,7 @@ static void pause(engine_loop *l, parcel *p) {
     tell_paused(l);
 }
 
-static void resume(engine_loop *l, const parcel *p) {
+static void handle_resume(engine_loop *l, const parcel *p) {
     engine_pause(engine_of(l), ENGINE_RUN);
     tell_paused(l);
     letter last = letter_to(&p->client);
@@ -99,7 +99,7 @@ static void resume(engine_loop *l, const parcel *p) {
 
 /* ---- Requests. */
 
-static void cancel(engine_loop *l, const parcel *p) {
+static void handle_cancel(engine_loop *l, const parcel *p) {
     flights_cancel(&l->flights, p->ticket);
     letter last = letter_to(&p->client);
     post_done(l->replies, &last, p->request);
@@ -139,11 +139,11 @@ static void handle_request(engine_loop *l, parcel **p) {
     switch ((*p)->request->type) {
     case REQUEST_ROLLOUT:
     case REQUEST_SCORE: flights_begin(&l->flights, *p); break;
-    case REQUEST_CANCEL: cancel(l, *p); break;
+    case REQUEST_CANCEL: handle_cancel(l, *p); break;
     case REQUEST_STATUS: tell_status(l, *p); break;
-    case REQUEST_RESUME: resume(l, *p); break;
+    case REQUEST_RESUME: handle_resume(l, *p); break;
     case REQUEST_PAUSE:
-        pause(l, *p);
+        handle_pause(l, *p);
         *p = NULL;
         break;
     default: assert(!"the service answers the others itself");
@@ -157,7 +157,7 @@ static void handle(engine_loop *l, parcel *p) {
     case PARCEL_PARK:
     case PARCEL_UNPARK: flights_park(&l->flights, p->ticket, p->kind == PARCEL_PARK); break;
     case PARCEL_UPDATE:
-        use_update(l, p->update);
+        handle_update(l, p->update);
         p->update = NULL;
         break;
     case PARCEL_CANCEL: flights_cancel_all(&l->flights); break;

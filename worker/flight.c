@@ -14,14 +14,15 @@ struct flight {
     flight *before, *behind; /* in order of arrival */
     flights *all;
     struct ticket *ticket;
-    const request *request;
+    const request *request;    /* borrowed until the last letter is posted */
     engine_job *job;           /* NULL: it is held */
     converted_rollout rollout; /* its tokens are kept for prompts that came as text */
     reply_sample
         *held; /* [n_held] samples that wait for their prompt or the whole request; each owns its arrays */
     size_t n_held, cap_held;
     size_t held_sample_bytes;
-    reply_score *scores; /* [n_sequences] each owns its arrays */
+    reply_score *scores; /* [n_scores] each owns its arrays */
+    size_t n_scores;
     uint64_t seed;
     double deadline, weights_deadline; /* as the parcel's */
     bool started;                      /* the service has been told */
@@ -72,10 +73,11 @@ static void tell_started(flight *f) {
 
 /* ---- Life. */
 
+/* The request may be gone. */
 static void flight_free(flight *f) {
     for (size_t i = 0; i < f->n_held; i++) sample_copy_free(&f->held[i]);
     mem_free(f->held);
-    for (size_t i = 0; f->scores && i < f->request->score.n_sequences; i++) {
+    for (size_t i = 0; i < f->n_scores; i++) {
         mem_free((void *)f->scores[i].logprobs);
         mem_free((void *)f->scores[i].top_ids);
         mem_free((void *)f->scores[i].top_logprobs);
@@ -362,6 +364,7 @@ static cop_status submit_score(flight *f, cop_error *err) {
     int32_t **sequences = mem_zalloc(r->n_sequences, sizeof *sequences);
     size_t *lengths = mem_alloc(r->n_sequences, sizeof *lengths);
     f->scores = mem_zalloc(r->n_sequences, sizeof *f->scores);
+    f->n_scores = f->scores ? r->n_sequences : 0;
     cop_status status = COP_OK;
     if (!sequences || !lengths || !f->scores)
         status = cop_fail(err, COP_ENOMEM, "could not allocate %zu sequences", r->n_sequences);
@@ -411,6 +414,7 @@ static bool may_start(const flight *f) {
 
 void flights_begin(flights *fs, parcel *p) {
     flight *f = flight_open(fs, p);
+    p->request = NULL; /* the last letter may be on its way */
     if (f && may_start(f)) flight_submit(f);
 }
 

@@ -20,7 +20,7 @@ typedef struct flights {
     flight *first, *last;          /* in order of arrival */
 } flights;
 
-/* Begin what a parcel holds, which is taken out of it, but for the request: that is borrowed. */
+/* Begin what a parcel holds, which is taken out of it; the request is borrowed until the last letter. */
 void flights_begin(flights *fs, parcel *p);
 
 /* Those of a ticket; nothing happens where there is none. */

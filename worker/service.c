@@ -294,6 +294,10 @@ static bool cancel(service *s, const client_id *client, request *r) {
 
 /* ---- Weights. */
 
+/* A stream would have to wait until samples have ended that run on older sets, and with its chunks all that
+ * could be received. */
+static bool has_room_for_stream(const service *s) { return engine_n_weights(s->engine) < UPDATER_MAX_SETS; }
+
 /* True: the request was taken. */
 static bool update_weights(service *s, const client_id *client, request *r) {
     wire_error e;
@@ -308,6 +312,11 @@ static bool update_weights(service *s, const client_id *client, request *r) {
         wire_fail(&e, WIRE_BAD_REQUEST, "version",
                   "weights of version %llu are in use: a new version must be greater",
                   (unsigned long long)s->label.version);
+    } else if (!r->weights.path.bytes && !has_room_for_stream(s)) {
+        wire_fail(&e, WIRE_OVERLOADED, NULL,
+                  "samples still run on %d older sets of weights: send the stream when some have ended",
+                  UPDATER_MAX_SETS - 1);
+        e.retry_after = WAITING_LEAST_RETRY;
     } else {
         taken = updater_begin(s->updater, client, r, &e);
     }
@@ -499,7 +508,7 @@ static int wait_ms(const service *s) {
     if (s->delivery.backlogs || !may_receive(s)) return RETRY_MS;
     if (s->draining) return DRAINING_MS;
     double seconds = tickets_next_expiry(&s->delivery.tickets) - clock_seconds();
-    return seconds > MOST_WAIT_SEC ? -1 : seconds > 0 ? (int)(1000 * seconds) + 1 : 0;
+    return isinf(seconds) ? -1 : (int)(1000 * fmax(0, fmin(seconds, MOST_WAIT_SEC))) + 1;
 }
 
 static void serve(service *s) {

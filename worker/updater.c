@@ -103,17 +103,41 @@ static work *take(updater *u) {
     return w;
 }
 
-/* False: the thread is to stop. */
-static bool wait_for_room(updater *u) {
-    bool stop;
+static bool is_stopping(updater *u) {
     pthread_mutex_lock(&u->mutex);
-    while (!(stop = u->stop) && engine_n_weights(u->engine) + gate_posted(u->gate) >= UPDATER_MAX_SETS) {
-        double until = clock_seconds() + LOOK_SEC;
-        struct timespec t = {(time_t)until, (long)(fmod(until, 1.0) * 1e9)};
-        pthread_cond_timedwait(&u->changed, &u->mutex, &t);
-    }
+    bool stop = u->stop;
     pthread_mutex_unlock(&u->mutex);
-    return !stop;
+    return stop;
+}
+
+/* Sleep a little, or until the thread is to stop. */
+static void sleep_a_little(updater *u) {
+    double until = clock_seconds() + LOOK_SEC;
+    struct timespec t = {(time_t)until, (long)(fmod(until, 1.0) * 1e9)};
+    pthread_mutex_lock(&u->mutex);
+    for (int e = 0; !u->stop && e != ETIMEDOUT;) e = pthread_cond_timedwait(&u->changed, &u->mutex, &t);
+    pthread_mutex_unlock(&u->mutex);
+}
+
+static bool is_full(update_stream *s) { return s && update_stream_waiting(s) >= UPDATER_STREAM_BYTES; }
+
+/* Until another set may be read.  False: the thread is to stop; or, told in *err, a stream filled what may
+ * wait of it, and nothing more can be received until that goes: not even what would end the wait. */
+static bool wait_for_room(updater *u, update_stream *s, wire_error *err) {
+    double full_sec = clock_seconds(); /* since when it has been full */
+    while (engine_n_weights(u->engine) + gate_posted(u->gate) >= UPDATER_MAX_SETS) {
+        if (is_stopping(u)) return false;
+        double now = clock_seconds();
+        if (!is_full(s)) full_sec = now;
+        if (now - full_sec >= u->silence_sec)
+            return wire_fail(
+                err, WIRE_OVERLOADED, NULL,
+                "%d sets of weights are in memory, the old ones since rollouts end on them: send the "
+                "next when some have ended",
+                UPDATER_MAX_SETS);
+        sleep_a_little(u);
+    }
+    return !is_stopping(u);
 }
 
 /* ---- Reading one. */
@@ -128,7 +152,6 @@ static void tell(wire_error *to, cop_error *from, const char *key) {
     if (from->status == COP_EFORMAT) from->status = COP_EINVAL; /* the sender's fault, not ours */
     convert_error(to, from);
     if (key) wire_fail(to, to->code, key, "%s", from->message);
-    if (from->status == COP_ENOMEM) to->retry_after = RETRY_SEC;
 }
 
 static bool lies_in(const char *path, const char *directory) {
@@ -166,13 +189,20 @@ static void read_path(updater *u, update *up) {
 static void read_stream(updater *u, update *up, update_stream *s) {
     weights_source source = update_stream_source(s);
     cop_error err = {0};
-    bool ok = engine_load_weights(u->engine, &source, &up->weights, &err) == COP_OK;
-    if (!ok && update_stream_failure(s)->code)
+    if (engine_load_weights(u->engine, &source, &up->weights, &err) == COP_OK) return;
+    if (update_stream_failure(s)->code)
         up->error = *update_stream_failure(s);
-    else if (!ok)
+    else
         tell(&up->error, &err, NULL);
-    if (up->error.code && !strcmp(up->error.code, WIRE_OVERLOADED)) up->error.retry_after = RETRY_SEC;
-    update_stream_end(s, ok ? NULL : &up->error, &up->commit_client, &up->commit);
+}
+
+static void read_update(updater *u, update *up, update_stream *s) {
+    bool room = wait_for_room(u, s, &up->error);
+    if (room && s) read_stream(u, up, s);
+    if (room && !s) read_path(u, up);
+    const char *code = up->error.code;
+    if (code && !strcmp(code, WIRE_OVERLOADED)) up->error.retry_after = RETRY_SEC;
+    if (s) update_stream_end(s, up->weights ? NULL : &up->error, &up->commit_client, &up->commit);
 }
 
 /* The update is over: the next stream may begin, even before the client hears of this one. */
@@ -192,20 +222,11 @@ static void post(updater *u, work *w) {
     queue_put(u->requests, &item);
 }
 
-static bool is_stopping(updater *u) {
-    pthread_mutex_lock(&u->mutex);
-    bool stop = u->stop;
-    pthread_mutex_unlock(&u->mutex);
-    return stop;
-}
-
 static void *run(void *arg) {
     updater *u = arg;
     cpu_flush_denormals();
     for (work *w; (w = take(u));) {
-        bool room = wait_for_room(u);
-        if (room && w->stream) read_stream(u, w->update, w->stream);
-        if (room && !w->stream) read_path(u, w->update);
+        read_update(u, w->update, w->stream);
         if (is_stopping(u))
             work_free(w, u->engine);
         else
@@ -354,6 +375,4 @@ bool updater_commit(updater *u, const client_id *client, request *r, wire_error 
     return err->code ? false : no_stream(err);
 }
 
-bool updater_is_full(updater *u) {
-    return u->stream && update_stream_waiting(u->stream) >= UPDATER_STREAM_BYTES;
-}
+bool updater_is_full(updater *u) { return is_full(u->stream); }

@@ -8,7 +8,8 @@
  * One update is read at a time.  At most one stream is open, and it is read as it comes: at most STREAM_BYTES
  * of chunks wait.  A stream whose sender is silent for SILENCE_SEC fails.  There are never more than
  * UPDATER_MAX_SETS in memory: where those in use (old ones by rows that still end on them) and those that the
- * engine's thread has not taken yet are so many, reading the next waits. */
+ * engine's thread has not taken yet are so many, reading the next waits; a stream that is full meanwhile
+ * waits no longer than SILENCE_SEC, then it is `overloaded`: nothing else can be received before that. */
 #ifndef COP_UPDATER_H
 #define COP_UPDATER_H
 

@@ -149,7 +149,8 @@ def test_a_rollout_waits_for_the_weights_that_it_wants(start_worker):
     with worker.client() as client, worker.client() as other:
         keys = {**TWO, "min_weights": 2}
         held = [client.send("rollout", **keys) for _ in range(2)]
-        wait_for(lambda: other.failure("rollout", **TWO).code == "overloaded")  # they count as waiting
+        client.ask("ping")
+        assert other.failure("rollout", **TWO).code == "overloaded"  # they count as waiting
         failed = other.failure("rollout", id=held[0], **TWO)
         assert failed.code == "duplicate_id"
         other.send("rollout", id=held[1], **keys)  # who attaches waits as well

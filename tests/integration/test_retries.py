@@ -10,7 +10,7 @@ import pytest
 
 from conftest import PATIENCE
 from test_pressure import (BACKLOG, CLIENTS, ENDLESS, MANY, PROMPT, clients_to_kill, end, in_flight, is_idle, runs, slow_client,
-                           wait_for)
+                           stands_still, wait_for)
 from wire_client import LAST, Rollout
 
 TWO = {"prompts": [PROMPT, {"tokens": [1016, 9]}], "n": 3, "seed": 4, "max_tokens": 30, "stop_tokens": [], "tools": []}
@@ -237,11 +237,15 @@ def test_a_slow_client_that_comes_back_as_another_is_served_on(start_worker):
     """Parked under its old name, its rollout goes on under the new one."""
     worker = start_worker("--max-rows", "16", "--max-backlog", str(BACKLOG))
     with slow_client(worker) as slow, worker.client() as other, worker.client(compress=False) as again:
-        id = slow.send("rollout", **MANY)
+        id, waiting = slow.send("rollout", **MANY), slow.send("rollout", **TWO)
         wait_for(lambda: "client_parked" in worker.stderr.read_text())
+        wait_for(stands_still, other)
         assert samples_made(other) < MANY["n"]
+        again.send("rollout", id=waiting, **TWO)
+        assert len(Rollout(again.replies(waiting)).samples) == 6  # while the other one still is parked
+        assert stands_still(other)
         again.send("rollout", id=id, **MANY)
-        assert len(Rollout(again.replies(id)).samples) == MANY["n"] == samples_made(other)
+        assert len(Rollout(again.replies(id)).samples) == MANY["n"] == samples_made(other) - 6
 
 
 # ---- How long results stay.

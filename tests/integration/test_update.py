@@ -216,6 +216,29 @@ def test_a_score_ends_under_the_weights_that_it_began_with(fresh, sets):
         assert client.ask("score", sequences=sequences)["scores"] != old["scores"]
 
 
+def test_no_more_than_three_sets_are_in_memory_and_nobody_waits_for_that(fresh, sets, tensors):
+    """Rows that end on the two older ones: the next path waits for them, a stream may not begin."""
+    with fresh.client() as client, fresh.client() as other:
+        running = []
+        for version, path in ((1, EARLY), (2, START)):
+            running.append(in_flight(client, **{**LONG, "n": 1, "max_tokens": 4000}))
+            wait_for(runs, other, len(running))
+            update(other, version, path)
+        failed = other.failure("weights", version=4, source={"stream": {"tensors": 1, "bytes": 4}})
+        assert failed.code == "overloaded" and "older sets" in failed.message
+        waiting = client.send("weights", version=3, source={"path": EARLY})
+        expect_old_set(other, sets, 2)  # it serves on
+        assert client.socket.poll(100) == 0
+        got = []
+        for id, _ in running:
+            other.ask("cancel", target=id)
+        while len(got) < 5:
+            got.append(client.receive())
+        versions = {r["id"]: [run[1] for run in r["samples"][0]["weights"]] for r in got if r["type"] == "samples"}
+        assert [versions[id] for id, _ in running] == [[0], [1]]
+        assert [r["weights"] for r in got if r["id"] == waiting] == [[3, sets[EARLY][0]]]
+
+
 def test_updates_every_50_ms_lose_and_mislabel_nothing(start_worker, sets):
     worker = start_worker("--max-rows", "16")
     policies = ["finish", "keep", "recompute", "abort"]

@@ -50,6 +50,8 @@ typedef struct sample {
     int32_t *kept_ids;
     uint32_t *kept_offsets;
     tool_call *calls;
+    weights_run *runs;
+    int n_runs;
 } sample;
 
 typedef struct outcome {
@@ -70,7 +72,12 @@ static inline void on_sample(void *context, const sample_result *s) {
     outcome *o = context;
     size_t n = (size_t)s->n_tokens;
     sample *to = &o->samples[s->prompt * o->n + (o->n == 1 ? 0 : s->sample)];
-    assert_null(to->tokens); /* once only */
+    assert_null(to->tokens);                             /* once only */
+    assert_int_equal(s->n_weights > 0, s->n_tokens > 0); /* runs cover the tokens */
+    for (int i = 0; i < s->n_weights; i++) {
+        assert_true(s->weights[i].start < s->n_tokens);
+        assert_true(i == 0 ? s->weights[0].start == 0 : s->weights[i].start > s->weights[i - 1].start);
+    }
     *to = (sample){.n = s->n_tokens,
                    .n_calls = s->n_tool_calls,
                    .stop = s->stop,
@@ -87,6 +94,8 @@ static inline void on_sample(void *context, const sample_result *s) {
         to->stop_string[s->stop_string.n] = '\0';
     }
     to->calls = copy_of(s->tool_calls, (size_t)s->n_tool_calls * sizeof *to->calls);
+    to->runs = copy_of(s->weights, (size_t)s->n_weights * sizeof *to->runs);
+    to->n_runs = s->n_weights;
     if (s->kept_offsets) {
         to->kept_offsets = copy_of(s->kept_offsets, (n + 1) * 4);
         to->kept_ids = copy_of(s->kept_ids, s->kept_offsets[n] * 4);
@@ -132,7 +141,7 @@ static inline void outcome_free(outcome *o, size_t n_prompts) {
         sample *s = &o->samples[i];
         free(s->tokens), free(s->mask), free(s->logprobs), free(s->model_logprobs), free(s->calls);
         free(s->entropy), free(s->stop_string);
-        free(s->kept_ids), free(s->kept_offsets);
+        free(s->kept_ids), free(s->kept_offsets), free(s->runs);
     }
     free(o->samples);
 }

@@ -196,8 +196,8 @@ static void check_request(const json_t *row) {
     uint8_t *frame;
     size_t n = hex_bytes(text_at(row, "hex"), &frame);
     if (request_decode(&q, frame, n, WIRE_MAX_MESSAGE, &allocator, &failure)) {
-        json_t *got = request_json(q);
         memset(frame, 0xAA, n); /* the request must not borrow it */
+        json_t *got = request_json(q);
         check_same_json(name, got, wanted);
         json_decref(got);
     } else {
