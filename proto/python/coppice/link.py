@@ -262,12 +262,12 @@ class Link:
             return
         self.pending.pop(self._ping_id)
         self._ping_id = None
-        self.renew()
         if now >= self._heard_at + self._patience.total:
             silent = now - self._heard_at
             self._heard()
             raise errors.Timeout(f"the worker at {self.endpoint} was silent for {silent:.3g} s and did not answer a ping within "
                                  f"{self._patience.timeout:g} s")
+        self.renew()
         self._ping(now)
 
     def renew(self) -> None:
