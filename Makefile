@@ -24,6 +24,7 @@ LIBS    := $(foreach l,worker engine kernels proto,$B/lib$l.a)
 UNIT    := $(patsubst tests/unit/%.c,$B/tests/%,$(wildcard tests/unit/test_*.c))
 FUZZ    := $(patsubst tests/fuzz/%.c,$B/tests/%,$(wildcard tests/fuzz/fuzz_*.c))
 VENV    := build/venv
+TRAINER := build/venv-trainer
 CHECKS  := $(UNIT) $(FUZZ)
 # Tests that compare instruction sets; `check` runs them a second time with the AVX-512 bodies emulated.
 EMULATED := $(patsubst %,$B/tests/test_%,kernels attention math sampler draw_exact)
@@ -86,6 +87,16 @@ $(VENV)/ready: tests/requirements.txt $(wildcard proto/python/pyproject.toml pro
 	$(Q)$(VENV)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps ./proto/python
 	$(Q)touch $@
 
+# The public index has PyTorch for x86-64 with CUDA only, some gigabytes; where an index with builds for the CPU is reached,
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu saves them.
+$(TRAINER)/ready: tests/trainer/requirements.txt $(wildcard proto/python/pyproject.toml proto/python/coppice/*.py)
+	$(Q)echo "  VENV $(TRAINER)"
+	$(Q)[ -x $(TRAINER)/bin/python ] || python3 -m venv $(TRAINER)
+	$(Q)$(if $(TORCH_INDEX),$(TRAINER)/bin/pip install -q --disable-pip-version-check --index-url $(TORCH_INDEX) torch)
+	$(Q)$(TRAINER)/bin/pip install -q --disable-pip-version-check -r tests/trainer/requirements.txt
+	$(Q)$(TRAINER)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps ./proto/python
+	$(Q)touch $@
+
 demo: deps                              ## start a worker on the bundled model and sample from it
 	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all $(VENV)/ready
 	$(Q)$(VENV)/bin/python -m coppice.demo --worker build/coppice --model tests/models/calc-d4
@@ -104,6 +115,11 @@ check:                                  ## every test (packages and venv already
 
 test: deps                              ## set up and run every test; TESTS=name runs those whose name holds it
 	$(Q)$(MAKE) --no-print-directory check
+
+# Its own, because of PyTorch: a loop that learns, on a worker.
+test-trainer: deps                      ## the loop of a trainer, with PyTorch in a venv of its own (TORCH_INDEX=URL)
+	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all $(TRAINER)/ready
+	$(Q)$(TRAINER)/bin/python tests/run.py --build $B --trainer $(TESTS)
 
 asan:                                   ## the same tests under AddressSanitizer and UBSan
 	$(Q)$(MAKE) --no-print-directory deps
@@ -135,7 +151,7 @@ clean:                                  ## remove build/
 	rm -rf build
 
 help:                                   ## this list
-	$(Q)sed -n 's/^\([a-z][a-z]*\):.*## \(.*\)/  \1	\2/p' $(MAKEFILE_LIST) | expand -t 12
+	$(Q)sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-.PHONY: all deps demo checks emulated check test asan tsan layers fuzz soak install format clean help
+.PHONY: all deps demo checks emulated check test test-trainer asan tsan layers fuzz soak install format clean help
 .DEFAULT_GOAL := all

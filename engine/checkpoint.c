@@ -13,6 +13,8 @@ struct checkpoint {
     pt_file *file;
     arch arch;
     note_list notes;
+    checkpoint_options overrides;
+    char window_pattern[ARCH_MAX_LAYERS + 1]; /* that they point to */
 };
 
 const char *tensor_dtype_name(tensor_dtype dtype) {
@@ -64,6 +66,17 @@ static cop_status check_scalars(checkpoint *c, const char *name, cop_error *err)
 
 /* ---- Opening. */
 
+/* Options that arch_detect() has accepted. */
+static void keep_overrides(checkpoint *c, const checkpoint_options *o) {
+    c->overrides = *o;
+    c->overrides.step = -1;
+    c->overrides.tokenizer = NULL;
+    if (o->rope_table) c->overrides.rope_table = c->arch.rope_bf16 ? "bf16" : "fp32";
+    if (!o->window_pattern) return;
+    window_pattern_copy(c->window_pattern, o->window_pattern, strlen(o->window_pattern));
+    c->overrides.window_pattern = c->window_pattern;
+}
+
 static cop_status open_all(checkpoint *c, const char *path, const checkpoint_options *o, cop_error *err) {
     static const char *const scalars[] = {"resid_lambdas", "x0_lambdas", "smear_lambda", "backout_lambda"};
     model_config config;
@@ -76,6 +89,7 @@ static cop_status open_all(checkpoint *c, const char *path, const checkpoint_opt
         if (status != COP_EINVAL) cop_error_prefix(err, "cannot use \"%s\"", c->paths.model);
         return status;
     }
+    keep_overrides(c, o);
     for (size_t i = 0; status == COP_OK && i < sizeof scalars / sizeof scalars[0]; i++)
         status = check_scalars(c, scalars[i], err);
     return status ? status : checkpoint_unchanged(c, err);
@@ -105,6 +119,8 @@ void checkpoint_close(checkpoint *c) {
 }
 
 const arch *checkpoint_arch(const checkpoint *c) { return &c->arch; }
+const pt_file *checkpoint_file(const checkpoint *c) { return c->file; }
+const checkpoint_options *checkpoint_overrides(const checkpoint *c) { return &c->overrides; }
 const char *checkpoint_model_path(const checkpoint *c) { return c->paths.model; }
 const char *checkpoint_tokenizer_path(const checkpoint *c) { return c->paths.tokenizer; }
 int64_t checkpoint_step(const checkpoint *c) { return c->paths.step; }
@@ -121,9 +137,7 @@ const tensor_info *checkpoint_find(const checkpoint *c, const char *name) { retu
 
 cop_status checkpoint_read(checkpoint *c, const tensor_info *t, size_t first, size_t n, void *dst,
                            cop_error *err) {
-    assert(first <= t->n_elements && n <= t->n_elements - first);
-    size_t item = tensor_dtype_bytes(t->dtype);
-    return zip_read(pt_zip(c->file), t->offset + (uint64_t)first * item, dst, n * item, err);
+    return pt_read(c->file, t, first, n, dst, err);
 }
 
 cop_status checkpoint_unchanged(checkpoint *c, cop_error *err) { return zip_unchanged(pt_zip(c->file), err); }

@@ -32,6 +32,7 @@ typedef struct checkpoint_options {
 checkpoint_options checkpoint_defaults(void);
 
 typedef struct checkpoint checkpoint;
+struct pt_file; /* engine/pt_file.h */
 
 /* Open the checkpoint at `path`: a directory that holds model_*.pt and meta_*.json (flat, as published), or
  * nanochat's own layout.  Everything about shapes, dtypes and config is checked here. Errors: COP_ENOTFOUND,
@@ -45,6 +46,11 @@ const arch *checkpoint_arch(const checkpoint *c);
 const char *checkpoint_model_path(const checkpoint *c);     /* the .pt file */
 const char *checkpoint_tokenizer_path(const checkpoint *c); /* tokenizer.pkl, or NULL if none was found */
 int64_t checkpoint_step(const checkpoint *c);
+
+const struct pt_file *checkpoint_file(const checkpoint *c); /* the same, to read from */
+/* What bears on the architecture among the options that it was opened with; the strings live as long as it.
+ */
+const checkpoint_options *checkpoint_overrides(const checkpoint *c);
 
 /* What had to be assumed (softcap, window pattern, ...), one sentence each, for inspect and for warnings. */
 int checkpoint_n_notes(const checkpoint *c);

@@ -301,6 +301,23 @@ cop_status checkpoint_paths_find(checkpoint_paths *p, const char *path, const ch
     return status;
 }
 
+cop_status checkpoint_paths_find_weights(checkpoint_paths *p, const char *path, cop_error *err) {
+    *p = (checkpoint_paths){.step = -1};
+    const char *slash = strrchr(path, '/');
+    bool named = model_step(slash ? slash + 1 : path) >= 0;
+    if (exists(path) && !is_directory(path) && !named) { /* its first bytes tell another format */
+        p->model = mem_strdup(path);
+        return p->model ? COP_OK : no_memory(err);
+    }
+    checkpoint_options options = checkpoint_defaults();
+    note_list notes = {0};
+    cop_status status = checkpoint_paths_find(p, path, &options, &notes, err);
+    if (status != COP_OK || exists(p->meta)) return status;
+    mem_free(p->meta);
+    p->meta = NULL;
+    return COP_OK;
+}
+
 void checkpoint_paths_free(checkpoint_paths *p) {
     mem_free(p->model);
     mem_free(p->meta);

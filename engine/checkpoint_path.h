@@ -20,6 +20,9 @@ typedef struct checkpoint_paths {
  * COP_ENOTFOUND, COP_EUNSUPPORTED (other formats by name), COP_EIO, COP_ENOMEM. */
 cop_status checkpoint_paths_find(checkpoint_paths *p, const char *path, const checkpoint_options *o,
                                  note_list *notes, cop_error *err);
+/* Find the files of new weights for a model that is open already: as above, but a file may have any name and
+ * no meta file needs to be there (`meta` is then NULL). */
+cop_status checkpoint_paths_find_weights(checkpoint_paths *p, const char *path, cop_error *err);
 void checkpoint_paths_free(checkpoint_paths *p);
 
 #endif

@@ -87,6 +87,7 @@ static cop_status open_parts(engine *e, checkpoint *c, uint64_t seed, cop_error 
     if (status == COP_OK) status = k_reserve(e->k, e->a.vocab, err);
     if (status == COP_OK)
         status = c ? weights_open(&e->w, e->k, c, err) : weights_open_random(&e->w, e->k, &e->a, seed, err);
+    if (status == COP_OK && c) status = reload_model_init(&e->reload, c, e->w->n_bytes, err);
     if (status == COP_OK)
         status = forward_open(&e->f, e->k, &e->a, &e->where, e->context, e->max_tokens, MAX_LOGITS, err);
     if (status == COP_OK) status = open_pool(e, err);
@@ -153,6 +154,7 @@ void engine_close(engine *e) {
         weights_sweep(e, true);
     }
     k_close(e->k);
+    reload_model_free(&e->reload);
     mem_free(e);
 }
 
@@ -252,14 +254,3 @@ void engine_read_status(const engine *e, engine_status *s) {
 }
 
 cop_status engine_measure(engine *e, k_peaks *out, cop_error *err) { return k_measure(e->k, out, err); }
-
-/* ---- Not there yet. */
-
-cop_status engine_load_weights(engine *e, const weights_source *s, weights **out, cop_error *err) {
-    (void)e, (void)s, *out = NULL;
-    return cop_fail(err, COP_EUNSUPPORTED, "not yet");
-}
-cop_status engine_load_path(engine *e, const char *path, weights **out, cop_error *err) {
-    (void)e, (void)path, *out = NULL;
-    return cop_fail(err, COP_EUNSUPPORTED, "not yet");
-}

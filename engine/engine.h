@@ -235,11 +235,17 @@ typedef struct weights_source {
 /* Read and pack a set of weights for this engine's model: the same tensors, of the same shapes; dtypes may be
  * others. Any thread, one at a time, while the engine runs; only engine_close() must come later.  *out is to
  * be given to engine_use_weights() or engine_drop_weights().  _path: a checkpoint as checkpoint_open() takes
- * it, or any .pt file; where a meta file is beside it, the architecture must be the same. Errors: COP_EFORMAT
- * (a tensor is missing, unknown or misshaped; its name in the message), COP_EMODEL (a number is not finite),
- * COP_ENOMEM, and those of the source or of checkpoint_open(); *out is then NULL, and nothing changed. */
+ * it, or any .pt file; where the meta file of a model_*.pt is beside it, the architecture must be the same.
+ * It is read once: nothing of it stays open.
+ * Errors: COP_EFORMAT (a tensor is missing, unknown or misshaped, its name in the message; another
+ * architecture), COP_EMODEL (a number is not finite), COP_ENOMEM, COP_EIO (the file changed meanwhile;
+ * loading was stopped), COP_EUNSUPPORTED (the engine's own weights are random), and those of the source or of
+ * checkpoint_open(); *out is then NULL, and nothing changed. */
 cop_status engine_load_weights(engine *e, const weights_source *s, weights **out, cop_error *err);
 cop_status engine_load_path(engine *e, const char *path, weights **out, cop_error *err);
+/* True: what is being loaded ends soon, with COP_EIO, and so does every later load, until false is told.  Any
+ * thread. */
+void engine_stop_loading(engine *e, bool stop);
 void engine_drop_weights(engine *e, weights *w); /* any thread; NULL does nothing */
 const char *engine_weights_digest(const weights *w);
 

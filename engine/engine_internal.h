@@ -9,6 +9,7 @@
 
 #include "engine/forward.h"
 #include "engine/job.h"
+#include "engine/reload.h"
 #include "engine/where.h"
 
 enum {
@@ -59,6 +60,7 @@ struct engine {
     arch a;
     weights *w;          /* in use; w->next ..: older sets that something still runs on */
     weights_label label; /* of w */
+    reload_model reload;
     atomic_int n_weights;
     engine_pause_mode pause;
     forward *f;

@@ -270,3 +270,10 @@ const tensor_info *pt_find(const pt_file *f, const char *name) {
     tensor_info key = {.name = name};
     return f->n_tensors ? bsearch(&key, f->tensors, (size_t)f->n_tensors, sizeof key, by_name) : NULL;
 }
+
+cop_status pt_read(const pt_file *f, const tensor_info *t, size_t first, size_t n, void *dst,
+                   cop_error *err) {
+    assert(first <= t->n_elements && n <= t->n_elements - first);
+    size_t item = tensor_dtype_bytes(t->dtype);
+    return zip_read(f->zip, t->offset + (uint64_t)first * item, dst, n * item, err);
+}

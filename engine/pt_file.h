@@ -25,4 +25,8 @@ int pt_n_tensors(const pt_file *f);
 const tensor_info *pt_tensor(const pt_file *f, int i);
 const tensor_info *pt_find(const pt_file *f, const char *name); /* NULL if there is none */
 
+/* Read elements [first, first + n) of a tensor, as they are in the file, into dst.  COP_EIO if they are no
+ * longer all there. */
+cop_status pt_read(const pt_file *f, const tensor_info *t, size_t first, size_t n, void *dst, cop_error *err);
+
 #endif

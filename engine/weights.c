@@ -1,9 +1,8 @@
 /* The life of a set of weights. */
 #include "engine/weights.h"
 
+#include "engine/file_source.h"
 #include "engine/weights_load.h"
-
-enum { CHUNK_ELEMENTS = 1 << 18 }; /* a megabyte of fp32: it stays in a shared cache until it is packed */
 
 size_t weights_packed_bytes(const weights *w) {
     size_t n = k_table_bytes(w->embed) + k_matrix_bytes(w->lm_head);
@@ -31,9 +30,24 @@ weights *weights_new(k_ctx *k, int n_layers) {
 
 cop_status weights_open(weights **out, k_ctx *k, checkpoint *c, cop_error *err) {
     *out = NULL;
-    weights *w = weights_new(k, checkpoint_arch(c)->n_layers);
+    tensor_table tensors;
+    COP_TRY(tensor_table_init(&tensors, c, err), err, "load weights");
+    file_source file;
+    weights_source source = file_source_of(&file, checkpoint_file(c));
+    weights_loading l = {.arch = checkpoint_arch(c),
+                         .tensors = &tensors,
+                         .source = &source,
+                         .chunk_elements = WEIGHTS_CHUNK_ELEMENTS};
+    cop_status status = weights_open_source(out, k, &l, err);
+    tensor_table_free(&tensors);
+    return status;
+}
+
+cop_status weights_open_source(weights **out, k_ctx *k, const weights_loading *l, cop_error *err) {
+    *out = NULL;
+    weights *w = weights_new(k, l->arch->n_layers);
     if (!w) return cop_fail(err, COP_ENOMEM, "could not allocate memory to load weights");
-    cop_status status = weights_load(w, c, CHUNK_ELEMENTS, err);
+    cop_status status = weights_load(w, l, err);
     if (status != COP_OK) {
         weights_close(w);
         return status;

@@ -1,5 +1,4 @@
-/* A set of weights, packed for a backend: read once from a checkpoint, then immutable, with a digest that
- * names it. */
+/* A set of weights, packed for a backend: read once, then immutable, with a digest that names it. */
 #ifndef COP_WEIGHTS_H
 #define COP_WEIGHTS_H
 

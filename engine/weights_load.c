@@ -1,20 +1,20 @@
-/* Reading a checkpoint into packed weights.
+/* Reading a source into packed weights.
  *
- * Tensors are read in order of their names, a chunk of rows at a time: hashed as they are in the file,
- * widened to fp32, checked, packed.  Nothing of the file stays in memory.
+ * Tensors come in order of their names.  Each is compared with the one that the model has there before
+ * anything of it is read, then read a chunk of rows at a time: hashed as it comes, widened to fp32, checked,
+ * packed.  Nothing of the source stays in memory.
  *
  *   round    thread 0                        the others
  *   i        read and hash chunk i + 1,      pack chunk i, group by group of 16 rows,
  *            then help                       until none is left
  *
  * The digest is XXH3-128 over, for each tensor in order of name: name, NUL, then as little-endian u64 the
- * dtype (tensor_dtype), the rank and the dims, then the bytes; and after the tensors the resolved
- * architecture, each field as a little-endian u64 in the order of digest_arch(), floats as the bits of a
- * double. */
+ * dtype (tensor_dtype), the rank and the dims, then the bytes: so far the source gets it, to compare; and
+ * after the tensors the resolved architecture, each field as a little-endian u64 in the order of
+ * digest_arch(), floats as the bits of a double. */
 #include "engine/weights_load.h"
 
 #include <assert.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <xxhash.h>
@@ -46,6 +46,11 @@ static void digest_arch(XXH3_state_t *h, const arch *a) {
         digest_u64(h, (uint64_t)a->window[i]);
         digest_u64(h, a->has_value_embed[i]);
     }
+}
+
+static void digest_text(const XXH3_state_t *h, char text[33]) {
+    XXH128_hash_t digest = XXH3_128bits_digest(h);
+    snprintf(text, 33, "%016llx%016llx", (unsigned long long)digest.high64, (unsigned long long)digest.low64);
 }
 
 /* ---- Where a tensor goes. */
@@ -126,7 +131,8 @@ static void put_rows(weights *w, const target *t, int first, int n, int n_column
 
 /* Rows [first, first + n) of a tensor, on their way. */
 typedef struct chunk {
-    const tensor_info *info;
+    const tensor_info *info; /* as the model has it; its type is `dtype` */
+    tensor_dtype dtype;
     target to;
     int n_columns; /* a vector of scalars is rows of one */
     int n_used;    /* rows of the tensor that are packed: of a padded vocabulary, those that stand for ids */
@@ -136,7 +142,7 @@ typedef struct chunk {
 
 typedef struct loader {
     weights *w;
-    checkpoint *c;
+    const weights_loading *from;
     XXH3_state_t *hash;
     threads *pool;
     chunk chunks[2];
@@ -163,17 +169,25 @@ static void digest_tensor(XXH3_state_t *h, const tensor_info *t) {
 
 static int rows_of(const chunk *c) { return (int)(c->info->n_elements / (size_t)c->n_columns); }
 
+/* The next tensor that the source has, of which nothing is in *c yet; l->next stays NULL after the last. */
 static cop_status begin_tensor(loader *l, chunk *c, cop_error *err) {
-    const tensor_info *info = checkpoint_tensor(l->c, l->n_begun++);
+    const tensor_info *got;
+    const tensor_table *expected = l->from->tensors;
+    cop_status status = l->from->source->next(l->from->source->context, &got, err);
+    if (status == COP_OK) status = tensor_table_expect(expected, l->n_begun, got, err);
+    if (status != COP_OK || !got) return status;
+    const tensor_info *info = &expected->tensors[l->n_begun++];
     c->info = info;
+    c->dtype = got->dtype;
     c->first = c->n = 0;
-    if (!find_target(l->w, info->name, &c->to))
-        return cop_fail(err, COP_EUNSUPPORTED, "cannot use tensor \"%s\"", info->name);
-    digest_tensor(l->hash, info);
+    bool known = find_target(l->w, info->name, &c->to);
+    assert(known); /* the table is of a checkpoint that could be opened */
+    digest_tensor(l->hash, got);
     c->n_columns = info->n_dims == 2 ? (int)info->dims[1] : 1;
     bool by_id = c->to.table || c->to.matrix == &l->w->lm_head;
-    c->n_used = by_id ? checkpoint_arch(l->c)->vocab : rows_of(c);
+    c->n_used = by_id ? l->from->arch->vocab : rows_of(c);
     COP_TRY(open_target(l->w, &c->to, c->n_used, c->n_columns, err), err, "load tensor \"%s\"", info->name);
+    l->next = c;
     return COP_OK;
 }
 
@@ -181,29 +195,28 @@ static cop_status begin_tensor(loader *l, chunk *c, cop_error *err) {
 static cop_status plan(loader *l, const chunk *c, cop_error *err) {
     chunk *next = &l->chunks[c == &l->chunks[0]];
     void *raw = next->raw;
+    l->next = NULL;
     if (c && c->first + c->n < rows_of(c)) {
         *next = *c;
         next->first += c->n;
-    } else if (l->n_begun < checkpoint_n_tensors(l->c)) {
-        cop_status status = begin_tensor(l, next, err);
-        if (status != COP_OK) return status;
+        next->raw = raw;
+        l->next = next;
     } else {
-        l->next = NULL;
-        return COP_OK;
+        cop_status status = begin_tensor(l, next, err);
+        if (status != COP_OK || !l->next) return status;
     }
-    next->raw = raw;
     int n_groups = (int)(l->cap / (size_t)next->n_columns / K_PACK_ROWS), left = rows_of(next) - next->first;
     next->n = n_groups * K_PACK_ROWS < left ? n_groups * K_PACK_ROWS : left;
-    l->next = next;
     return COP_OK;
 }
 
 static void read_chunk(loader *l) {
     const chunk *c = l->next;
     size_t first = (size_t)c->first * (size_t)c->n_columns, n = (size_t)c->n * (size_t)c->n_columns;
-    l->read_status = checkpoint_read(l->c, c->info, first, n, c->raw, &l->read_error);
+    const weights_source *s = l->from->source;
+    l->read_status = s->read(s->context, first, n, c->raw, &l->read_error);
     if (l->read_status == COP_OK)
-        XXH3_128bits_update(l->hash, c->raw, n * tensor_dtype_bytes(c->info->dtype));
+        XXH3_128bits_update(l->hash, c->raw, n * tensor_dtype_bytes(c->dtype));
     else
         cop_error_prefix(&l->read_error, "load tensor \"%s\"", c->info->name);
 }
@@ -213,10 +226,10 @@ static const float *group_rows(const loader *l, const chunk *c, int group, float
     int first = group * K_PACK_ROWS;
     *n = c->n - first < K_PACK_ROWS ? c->n - first : K_PACK_ROWS;
     size_t columns = (size_t)c->n_columns, at = (size_t)first * columns;
-    const char *raw = (const char *)c->raw + at * tensor_dtype_bytes(c->info->dtype);
-    if (c->info->dtype == TENSOR_F32) return (const float *)raw;
+    const char *raw = (const char *)c->raw + at * tensor_dtype_bytes(c->dtype);
+    if (c->dtype == TENSOR_F32) return (const float *)raw;
     assert((size_t)*n * columns <= l->group_elements);
-    widen(wide, raw, (size_t)*n * columns, c->info->dtype);
+    widen(wide, raw, (size_t)*n * columns, c->dtype);
     return wide;
 }
 
@@ -267,6 +280,8 @@ static cop_status run_round(loader *l, cop_error *err) {
 static cop_status load_tensors(loader *l, cop_error *err) {
     cop_status status = plan(l, NULL, err);
     while (status == COP_OK && (l->next || l->ready)) {
+        if (l->from->stop && atomic_load(l->from->stop))
+            return cop_fail(err, COP_EIO, "could not load weights: loading was stopped");
         status = run_round(l, err);
         l->ready = l->next;
         if (status == COP_OK && l->ready) status = plan(l, l->ready, err);
@@ -279,29 +294,30 @@ static cop_status load_all(loader *l, cop_error *err) {
     XXH3_128bits_reset(l->hash);
     cop_status status = load_tensors(l, err);
     if (status != COP_OK) return status;
-    COP_TRY(checkpoint_unchanged(l->c, err), err, "load weights");
-    digest_arch(l->hash, checkpoint_arch(l->c));
-    XXH128_hash_t digest = XXH3_128bits_digest(l->hash);
-    snprintf(l->w->digest, sizeof l->w->digest, "%016llx%016llx", (unsigned long long)digest.high64,
-             (unsigned long long)digest.low64);
+    char tensors_digest[33];
+    digest_text(l->hash, tensors_digest);
+    status = l->from->source->finish(l->from->source->context, tensors_digest, err);
+    if (status != COP_OK) return status;
+    digest_arch(l->hash, l->from->arch);
+    digest_text(l->hash, l->w->digest);
     return COP_OK;
 }
 
 /* ---- The loader. */
 
-static size_t longest_row(const checkpoint *c) {
+static size_t longest_row(const tensor_table *tensors) {
     size_t longest = 1;
-    for (int i = 0; i < checkpoint_n_tensors(c); i++) {
-        const tensor_info *t = checkpoint_tensor(c, i);
+    for (int i = 0; i < tensors->n; i++) {
+        const tensor_info *t = &tensors->tensors[i];
         if (t->n_dims == 2 && (size_t)t->dims[1] > longest) longest = (size_t)t->dims[1];
     }
     return longest;
 }
 
-cop_status weights_load(weights *w, checkpoint *c, size_t chunk_elements, cop_error *err) {
+cop_status weights_load(weights *w, const weights_loading *from, cop_error *err) {
     int n_threads = k_threads(w->k);
-    loader l = {.w = w, .c = c, .group_elements = K_PACK_ROWS * longest_row(c)};
-    l.cap = l.group_elements > chunk_elements ? l.group_elements : chunk_elements;
+    loader l = {.w = w, .from = from, .group_elements = K_PACK_ROWS * longest_row(from->tensors)};
+    l.cap = l.group_elements > from->chunk_elements ? l.group_elements : from->chunk_elements;
     l.wide = mem_alloc((size_t)n_threads, l.group_elements * sizeof *l.wide);
     l.chunks[0].raw = mem_alloc(l.cap, sizeof(double));
     l.chunks[1].raw = mem_alloc(l.cap, sizeof(double));

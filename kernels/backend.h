@@ -4,7 +4,8 @@
  * and may return before they are done; k_sync() waits and tells the first failure.  Pointers to activations, pages and
  * tables are backend memory from k_alloc(): only operations, k_write() and k_read() touch them.  (On the CPU that is
  * ordinary memory and operations are done when they return.)  All activations are fp32; in the bf16 profile those that
- * feed a matrix hold values that are already rounded to bf16.  One thread (the engine's) uses a k_ctx, but for packing.
+ * feed a matrix hold values that are already rounded to bf16.  One thread (the engine's) uses a k_ctx, but for
+ * opening, packing and closing weights.
  *
  * Every value of an output row is a function of that row's inputs alone: not of n, of the other rows, of the number of
  * threads or of the instruction set.
@@ -56,7 +57,9 @@ void k_free(k_ctx *k, void *p);
 void k_write(k_ctx *k, void *to, const void *from, size_t n_bytes); /* host to backend, enqueued, `from` copied at once */
 void k_read(k_ctx *k, void *to, const void *from, size_t n_bytes);  /* backend to host; waits */
 
-/* ---- Weights. */
+/* ---- Weights.  They may be opened, packed and closed on another thread while the engine's steps, if the rows of a
+ * matrix are then no longer than those of one that was opened before: a set like the one in use.  A closed set gives its
+ * memory back at once, but for a bounded rest that it shares with sets opened next to it. */
 
 /* A matrix [n_out, n_in], packed for k_gemm, in the profile's dtype (rounded to bf16, or fp32). */
 typedef struct k_matrix k_matrix;

@@ -106,6 +106,14 @@ bool reply_encode_done(wire_buffer *out, const reply_head *head, const reply_don
     return finish(&w, head, out);
 }
 
+bool reply_encode_weights(wire_buffer *out, const reply_head *head, reply_weights weights) {
+    pack_writer w;
+    pack_start(&w, head->allocator);
+    open_reply(&w, head, "weights", 1);
+    put_weights(&w, weights);
+    return finish(&w, head, out);
+}
+
 bool reply_encode_error(wire_buffer *out, const reply_head *head, const wire_error *error) {
     assert(error->code);
     bool has_key = error->key[0], has_retry = error->retry_after > 0;

@@ -20,11 +20,6 @@ static bool read_plain(request_reader *r, const msgpack_object *map, request *q)
     return request_read_map(r, NULL, map, plain_fields, sizeof plain_fields / sizeof *plain_fields, q);
 }
 
-static bool missing(request_reader *r, const char *key, const char *expected) {
-    request_place place = request_place_key(NULL, key);
-    return request_read_fail(r, &place, WIRE_BAD_REQUEST, "missing key \"%s\": expected %s", key, expected);
-}
-
 static const request_field cancel_fields[] = {
     REQUEST_COMMON_FIELDS,
     {"target", request_read_text, offsetof(request, cancel.target), REQUEST_NO_FLAG, 1, WIRE_ID_BYTES},
@@ -33,7 +28,35 @@ static const request_field cancel_fields[] = {
 static bool read_cancel(request_reader *r, const msgpack_object *map, request *q) {
     if (!request_read_map(r, NULL, map, cancel_fields, sizeof cancel_fields / sizeof *cancel_fields, q))
         return false;
-    return q->cancel.target.bytes || missing(r, "target", "the id of a rollout");
+    return q->cancel.target.bytes || request_read_missing(r, NULL, "target", "the id of a rollout");
+}
+
+static const request_field ack_fields[] = {
+    REQUEST_COMMON_FIELDS,
+    {"target", request_read_text, offsetof(request, ack.target), REQUEST_NO_FLAG, 1, WIRE_ID_BYTES},
+};
+
+static bool read_ack(request_reader *r, const msgpack_object *map, request *q) {
+    if (!request_read_map(r, NULL, map, ack_fields, sizeof ack_fields / sizeof *ack_fields, q)) return false;
+    return q->ack.target.bytes || request_read_missing(r, NULL, "target", "the id of a rollout");
+}
+
+static bool read_mode(request_reader *r, const request_place *place, const msgpack_object *value,
+                      const request_field *field, void *out) {
+    (void)field;
+    static const char *const modes[] = {"finish", "keep", "abort"};
+    int mode = request_read_name(r, place, value, modes, 3);
+    if (mode >= 0) *(request_pause_mode *)out = (request_pause_mode)mode;
+    return mode >= 0;
+}
+
+static const request_field pause_fields[] = {
+    REQUEST_COMMON_FIELDS,
+    {"mode", read_mode, offsetof(request, pause.mode), REQUEST_NO_FLAG, 0, 0},
+};
+
+static bool read_pause(request_reader *r, const msgpack_object *map, request *q) {
+    return request_read_map(r, NULL, map, pause_fields, sizeof pause_fields / sizeof *pause_fields, q);
 }
 
 static bool read_sequences(request_reader *r, const request_place *place, const msgpack_object *value,
@@ -67,7 +90,8 @@ static bool read_score(request_reader *r, const msgpack_object *map, request *q)
     q->score.temperature = 1.0;
     if (!request_read_map(r, NULL, map, score_fields, sizeof score_fields / sizeof *score_fields, q))
         return false;
-    return q->score.sequences || missing(r, "sequences", "an array of sequences of token ids");
+    return q->score.sequences ||
+           request_read_missing(r, NULL, "sequences", "an array of sequences of token ids");
 }
 
 typedef struct tokenize_draft {
@@ -98,11 +122,23 @@ static bool read_detokenize(request_reader *r, const msgpack_object *map, reques
     if (!request_read_map(r, NULL, map, detokenize_fields,
                           sizeof detokenize_fields / sizeof *detokenize_fields, q))
         return false;
-    return q->detokenize.tokens.ids || missing(r, "tokens", "token ids");
+    return q->detokenize.tokens.ids || request_read_missing(r, NULL, "tokens", "token ids");
 }
 
 static bool read_rollout(request_reader *r, const msgpack_object *map, request *q) {
     return request_read_rollout(r, map, &q->rollout);
+}
+
+static bool read_weights(request_reader *r, const msgpack_object *map, request *q) {
+    return request_read_weights(r, map, &q->weights);
+}
+
+static bool read_chunk(request_reader *r, const msgpack_object *map, request *q) {
+    return request_read_chunk(r, map, &q->chunk);
+}
+
+static bool read_commit(request_reader *r, const msgpack_object *map, request *q) {
+    return request_read_commit(r, map, &q->commit);
 }
 
 /* ---- Types. */
@@ -121,12 +157,12 @@ static const type_entry types[] = {
     {"tokenize", REQUEST_TOKENIZE, read_tokenize},
     {"detokenize", REQUEST_DETOKENIZE, read_detokenize},
     {"rollout", REQUEST_ROLLOUT, read_rollout},
-    {"ack", 0, NULL},
-    {"weights", 0, NULL},
-    {"weights_chunk", 0, NULL},
-    {"weights_commit", 0, NULL},
-    {"pause", 0, NULL},
-    {"resume", 0, NULL},
+    {"ack", REQUEST_ACK, read_ack},
+    {"pause", REQUEST_PAUSE, read_pause},
+    {"resume", REQUEST_RESUME, read_plain},
+    {"weights", REQUEST_WEIGHTS, read_weights},
+    {"weights_chunk", REQUEST_WEIGHTS_CHUNK, read_chunk},
+    {"weights_commit", REQUEST_WEIGHTS_COMMIT, read_commit},
     {"sleep", 0, NULL},
     {"wake", 0, NULL},
 };
@@ -135,7 +171,7 @@ static const type_entry *find_type(request_reader *r, const msgpack_object *map)
     request_place place = request_place_key(NULL, "type");
     const msgpack_object *type = request_read_find(map, "type");
     if (!type) {
-        missing(r, "type", "a str such as \"rollout\"");
+        request_read_missing(r, NULL, "type", "a str such as \"rollout\"");
         return NULL;
     }
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
@@ -161,7 +197,7 @@ static bool read_request(request_reader *r, const msgpack_object *map, request *
     const request_field id_field = {.min = 1, .max = WIRE_ID_BYTES};
     request_place place = request_place_key(NULL, "id");
     const msgpack_object *id = request_read_find(map, "id");
-    if (!id) return missing(r, "id", "a str of 1 to 128 bytes");
+    if (!id) return request_read_missing(r, NULL, "id", "a str of 1 to 128 bytes");
     if (!request_read_text(r, &place, id, &id_field, &q->id)) return false;
     const type_entry *type = find_type(r, map);
     if (!type) return false;

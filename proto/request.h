@@ -141,7 +141,7 @@ typedef enum request_policy { REQUEST_FINISH, REQUEST_KEEP, REQUEST_RECOMPUTE, R
 typedef struct request_weights {
     uint64_t version; /* at least 1 */
     wire_text path;   /* 1 to REQUEST_MAX_PATH bytes without NUL; {0}: a stream */
-    uint64_t tensors; /* of a stream: how many, at least 1, and the bytes of all */
+    uint64_t tensors; /* of a stream: how many, and the bytes of all; both at least 1 */
     uint64_t bytes;
     request_policy policy; /* REQUEST_FINISH is the default */
 } request_weights;

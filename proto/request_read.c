@@ -337,6 +337,12 @@ int request_read_name(request_reader *r, const request_place *place, const msgpa
     return -1;
 }
 
+bool request_read_missing(request_reader *r, const request_place *place, const char *key,
+                          const char *expected) {
+    request_place here = request_place_key(place, key);
+    return request_read_fail(r, &here, WIRE_BAD_REQUEST, "missing key \"%s\": expected %s", key, expected);
+}
+
 bool request_read_array(request_reader *r, const request_place *place, const msgpack_object *value,
                         size_t min, size_t max) {
     if (value->type != MSGPACK_OBJECT_ARRAY) return wrong_kind(r, place, value, "an array");

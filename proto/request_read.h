@@ -75,6 +75,10 @@ bool request_read_unbuilt(request_reader *, const request_place *, const msgpack
 int request_read_name(request_reader *r, const request_place *place, const msgpack_object *value,
                       const char *const names[], int n_names);
 
+/* Note that the map at `place` lacks `key`; `expected` says what it should hold.  Always false. */
+bool request_read_missing(request_reader *r, const request_place *place, const char *key,
+                          const char *expected);
+
 /* Check that `value` is an array of min..max elements (max SIZE_MAX: any number). */
 bool request_read_array(request_reader *r, const request_place *place, const msgpack_object *value,
                         size_t min, size_t max);
@@ -117,6 +121,11 @@ bool request_draft_finish(request_reader *r, const request_place *place, request
 
 /* Read a whole `rollout` (request_rollout.c). */
 bool request_read_rollout(request_reader *r, const msgpack_object *map, request_rollout *out);
+
+/* Read `weights` and the messages of its stream into zeroed structs (request_weights.c). */
+bool request_read_weights(request_reader *r, const msgpack_object *map, request_weights *out);
+bool request_read_chunk(request_reader *r, const msgpack_object *map, request_chunk *out);
+bool request_read_commit(request_reader *r, const msgpack_object *map, request_commit *out);
 
 /* The keys that every request has. */
 #define REQUEST_COMMON_FIELDS                                                                                \

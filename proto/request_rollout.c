@@ -142,8 +142,9 @@ static const request_field rollout_fields[] = {
     {"deliver", read_deliver, ROLLOUT(deliver), REQUEST_NO_FLAG, 0, 0},
     {"timeout", request_read_real, ROLLOUT(timeout), REQUEST_NO_FLAG, REQUEST_LEAST_TIMEOUT,
      REQUEST_MOST_TIMEOUT},
-    {"min_weights", request_read_unbuilt, 0, REQUEST_NO_FLAG, 0, 0},
-    {"weights_timeout", request_read_unbuilt, 0, REQUEST_NO_FLAG, 0, 0},
+    {"min_weights", request_read_u64, ROLLOUT(min_weights), REQUEST_NO_FLAG, 0, 0},
+    {"weights_timeout", request_read_real, ROLLOUT(weights_timeout), REQUEST_NO_FLAG, REQUEST_LEAST_TIMEOUT,
+     REQUEST_MOST_TIMEOUT},
     {"model", request_read_unbuilt, 0, REQUEST_NO_FLAG, 0, 0},
 };
 
@@ -193,7 +194,12 @@ static bool check_rollout(request_reader *r, const request_rollout *q) {
 }
 
 bool request_read_rollout(request_reader *r, const msgpack_object *map, request_rollout *out) {
-    *out = (request_rollout){.n = 1, .max_tokens = 256, .temperature = 1.0, .top_p = 1.0, .logprobs = true};
+    *out = (request_rollout){.n = 1,
+                             .max_tokens = 256,
+                             .temperature = 1.0,
+                             .top_p = 1.0,
+                             .logprobs = true,
+                             .weights_timeout = REQUEST_WEIGHTS_TIMEOUT};
     return request_read_map(r, NULL, map, rollout_fields, sizeof rollout_fields / sizeof *rollout_fields,
                             out) &&
            check_rollout(r, out);
@@ -243,14 +249,14 @@ static bool same_texts(const wire_text *a, size_t n_a, const wire_text *b, size_
 }
 
 bool request_rollout_equal(const request_rollout *a, const request_rollout *b) {
-    if (a->n_prompts != b->n_prompts || a->n != b->n || a->has_seed != b->has_seed || a->seed != b->seed ||
-        a->max_tokens != b->max_tokens || a->min_tokens != b->min_tokens ||
-        a->temperature != b->temperature || a->top_k != b->top_k || a->top_p != b->top_p ||
-        a->min_p != b->min_p || a->has_stop_tokens != b->has_stop_tokens ||
+    if (a->n_prompts != b->n_prompts || a->n != b->n || a->max_tokens != b->max_tokens ||
+        a->min_tokens != b->min_tokens || a->temperature != b->temperature || a->top_k != b->top_k ||
+        a->top_p != b->top_p || a->min_p != b->min_p || a->has_stop_tokens != b->has_stop_tokens ||
         !same_ids(a->stop_tokens, b->stop_tokens) || !same_texts(a->stop, a->n_stop, b->stop, b->n_stop) ||
         a->has_tools != b->has_tools || !same_texts(a->tools, a->n_tools, b->tools, b->n_tools) ||
         a->deliver != b->deliver || a->logprobs != b->logprobs || a->model_logprobs != b->model_logprobs ||
-        a->entropy != b->entropy || a->kept != b->kept || a->text != b->text || a->timeout != b->timeout)
+        a->entropy != b->entropy || a->kept != b->kept || a->text != b->text || a->timeout != b->timeout ||
+        a->min_weights != b->min_weights || a->weights_timeout != b->weights_timeout)
         return false;
     for (size_t i = 0; i < a->n_prompts; i++) {
         if (!same_prompt(&a->prompts[i], &b->prompts[i])) return false;

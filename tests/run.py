@@ -1,6 +1,7 @@
 """Runs the built unit tests, the fuzz corpora and pytest, each in a process with a time limit, and adds up.
 
-python tests/run.py --build build/release [NAME...]: with names, only what holds one of them in its name.
+python tests/run.py --build build/release [--trainer] [NAME...]: with names, only what holds one of them in its name.
+--trainer: instead of these the tests of tests/trainer, which need PyTorch.
 """
 import argparse, os, pathlib, re, subprocess, sys, time
 
@@ -19,6 +20,7 @@ def run(cmd, env=None, limit=LIMIT):
 def main():
     args = argparse.ArgumentParser()
     args.add_argument("--build", default="build/release")
+    args.add_argument("--trainer", action="store_true")
     args.add_argument("names", nargs="*")
     args = args.parse_args()
     build = pathlib.Path(args.build)
@@ -36,7 +38,8 @@ def main():
 
     env = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP", COPPICE=str(build / "coppice"))
     emulated = build.with_name(build.name + "-emulate")  # the same tests with AVX-512 in plain C
-    for exe in [*sorted((build / "tests").glob("test_*")), *sorted((emulated / "tests").glob("test_*"))]:
+    programs = lambda kind, *builds: [] if args.trainer else [p for b in builds for p in sorted((b / "tests").glob(f"{kind}_*"))]
+    for exe in programs("test", build, emulated):
         if exe.suffix or not wanted(exe.name):
             continue
         rc, text, secs = run([str(exe)], env)
@@ -45,7 +48,7 @@ def main():
         bad = len(re.findall(r"^not ok ", text, re.M)) - skip
         name = exe.name + (" (AVX-512 emulated)" if emulated in exe.parents else "")
         tell(name, rc == 0 and bad == 0 and good > 0, good, bad, skip, text, secs)
-    for exe in sorted((build / "tests").glob("fuzz_*")):
+    for exe in programs("fuzz", build):
         if exe.suffix or not wanted(exe.name):
             continue
         corpus = pathlib.Path("tests/fuzz/corpus") / exe.name.removeprefix("fuzz_")
@@ -53,7 +56,8 @@ def main():
         rc, text, secs = run([str(exe), *map(str, files)], env)
         ok = rc == 0 and len(files) > 0
         tell(exe.name, ok, len(files) if ok else 0, 0 if ok else 1, 0, text, secs)
-    pytests = sorted(str(p) for p in pathlib.Path("tests").glob("*/test_*.py") if wanted(p.stem))
+    pytests = sorted(str(p) for p in pathlib.Path("tests").glob("*/test_*.py")
+                     if wanted(p.stem) and (p.parent.name == "trainer") == args.trainer)
     if pytests:
         # Coloured or quiet, pytest's closing line holds the counts; print it as it comes, so that a hang shows where.
         p = subprocess.Popen([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", *pytests], stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-/* Two lists per client. */
+/* Three lists per client. */
 #include "worker/backlog.h"
 
 #include <assert.h>
@@ -28,6 +28,7 @@ backlog *backlog_add(backlog **list, const client_id *client) {
 void backlog_free(backlog *b) {
     if (!b) return;
     while (b->first) backlog_drop_letter(b);
+    while (b->first_ticket) backlog_drop_ticket(b, b->first_ticket);
     zmq_msg_t frame;
     zmq_msg_init(&frame);
     while (backlog_take_frame(b, &frame)) continue;
@@ -36,7 +37,7 @@ void backlog_free(backlog *b) {
 }
 
 /* What a letter takes, its own struct included: many small ones count too. */
-static size_t letter_cost(const letter *l) { return sizeof *l + l->message.n; }
+static size_t letter_cost(const letter *l) { return sizeof *l + packet_bytes(l->message); }
 
 void backlog_put_letter(backlog *b, letter *l) {
     assert(!l->item.next);
@@ -56,6 +57,34 @@ void backlog_drop_letter(backlog *b) {
     if (!b->first) b->last = NULL;
     b->letter_bytes -= letter_cost(l);
     letter_free(l);
+}
+
+void backlog_put_ticket(backlog *b, ticket *t) {
+    assert(t->unsent && client_equal(&t->client, &b->client));
+    if (t->queued) return;
+    t->queued = true;
+    t->next_queued = NULL;
+    *(b->last_ticket ? &b->last_ticket->next_queued : &b->first_ticket) = t;
+    b->last_ticket = t;
+}
+
+ticket *backlog_first_ticket(const backlog *b) { return b->first_ticket; }
+
+void backlog_drop_ticket(backlog *b, ticket *t) {
+    ticket *before = NULL;
+    if (t != b->first_ticket) {
+        before = b->first_ticket;
+        while (before->next_queued != t) before = before->next_queued;
+    }
+    *(before ? &before->next_queued : &b->first_ticket) = t->next_queued;
+    if (b->last_ticket == t) b->last_ticket = before;
+    t->queued = false;
+}
+
+size_t backlog_unread(const backlog *b) {
+    size_t n = b->letter_bytes;
+    for (const ticket *t = b->first_ticket; t; t = t->next_queued) n += t->unsent_bytes;
+    return n;
 }
 
 static size_t frame_cost(zmq_msg_t *frame) { return sizeof(backlog_frame) + zmq_msg_size(frame); }

@@ -1,15 +1,16 @@
 /* What is kept for a client that does not read as fast as it asks.
  *
  *   letters  replies that its pipe did not take, in order
+ *   tickets  whose next message its pipe did not take; they stay the tickets' own
  *   frames   messages that it sent while there were too many of those: they wait instead of being answered
  *
- * The service's thread only; what is put in belongs to the backlog. */
+ * The service's thread only; letters and frames that are put in belong to the backlog. */
 #ifndef COP_BACKLOG_H
 #define COP_BACKLOG_H
 
 #include <zmq.h>
 
-#include "worker/engine_loop.h"
+#include "worker/ticket.h"
 
 typedef struct backlog_frame backlog_frame;
 
@@ -17,6 +18,7 @@ typedef struct backlog {
     struct backlog *next;
     client_id client;
     letter *first, *last; /* linked by item.next */
+    ticket *first_ticket, *last_ticket;
     backlog_frame *first_frame, *last_frame;
     size_t letter_bytes, frame_bytes;
     int n_refused; /* requests that were refused while it is parked: their errors are among the letters */
@@ -31,6 +33,15 @@ void backlog_free(backlog *b); /* with all that it holds; it must be off its lis
 void backlog_put_letter(backlog *b, letter *l);
 letter *backlog_first_letter(const backlog *b); /* NULL: none */
 void backlog_drop_letter(backlog *b);           /* the first one */
+
+/* A ticket of this client with unsent messages, unless it is in already.  drop: it may be anywhere in the
+ * line. */
+void backlog_put_ticket(backlog *b, ticket *t);
+ticket *backlog_first_ticket(const backlog *b); /* NULL: none */
+void backlog_drop_ticket(backlog *b, ticket *t);
+
+/* Bytes of all that the client is to read. */
+size_t backlog_unread(const backlog *b);
 
 /* Frames: moved in and out, as zmq_msg_move() does.  put: false without memory, the frame is then untouched.
  * take: the oldest, into an initialized message; false: none. */

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "worker/engine_loop.h"
+#include "worker/post.h"
 
 #define MOST_READ_BYTES ((size_t)128 << 20) /* of lines that are not finished yet */
 

@@ -7,6 +7,7 @@
 #include "worker/commands.h"
 #include "worker/open_model.h"
 #include "worker/service.h"
+#include "worker/updater.h"
 
 static int run(int argc, char **argv);
 
@@ -36,12 +37,14 @@ static int run(int argc, char **argv) {
                          .max_message = WIRE_MAX_MESSAGE,
                          .max_backlog = WIRE_MAX_MESSAGE,
                          .keep_bytes = (size_t)1 << 30,
+                         .keep_results_sec = 600,
+                         .weights_silence_sec = UPDATER_SILENCE_SEC,
                          .step_timeout_sec = 300,
                          .grace_sec = 15};
     m.max_rows = engine_defaults().max_rows;
     m.step_tokens = engine_defaults().step_tokens;
     int64_t max_queue = 1000;
-    enum { N_ROWS = 11 };
+    enum { N_ROWS = 14 };
     option_spec rows[MODEL_OPTION_ROWS + N_ROWS] = {
         {.name = "bind",
          .kind = OPTION_STRING,
@@ -73,7 +76,27 @@ static int run(int argc, char **argv) {
          .arg = "BYTES",
          .min = 64 << 10,
          .max = (double)((size_t)1 << 40),
-         .help = "results that wait, of all clients: to be sent with others (deliver), or to be read"},
+         .help = "results that wait, of all clients: to be sent with others (deliver), to be read, or to be "
+                 "asked for again"},
+        {.name = "keep-results",
+         .kind = OPTION_REAL,
+         .value = &s.keep_results_sec,
+         .arg = "SECONDS",
+         .min = 0,
+         .max = 1e9,
+         .help = "after the end of a rollout, until its results are dropped without an ack"},
+        {.name = "weights-silence",
+         .kind = OPTION_REAL,
+         .value = &s.weights_silence_sec,
+         .arg = "SECONDS",
+         .min = 0.1,
+         .max = 1e9,
+         .help = "of who sends new weights, until they are given up"},
+        {.name = "weights-dir",
+         .kind = OPTION_STRING,
+         .value = &s.weights_dir,
+         .arg = "PATH",
+         .help = "folder that new weights must lie in; default: anywhere"},
         {.name = "max-queue",
          .kind = OPTION_INT,
          .value = &max_queue,

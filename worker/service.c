@@ -1,7 +1,8 @@
 /* The service's thread.
  *
- *   ROUTER --frames--> decode --> ping, tokenize, detokenize: answered here
- *                             \-> parcel --> engine's thread --> letter --> ROUTER, or the client's backlog
+ *   ROUTER --frames--> decode --> ping, tokenize, detokenize, ack, a rollout that is known: answered here
+ *                             |-> weights, their chunks and commit --> updater's thread --> parcel
+ *                             \-> parcel --> engine's thread --> letter --> ticket, ROUTER or backlog
  */
 #include "worker/service.h"
 
@@ -17,15 +18,20 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "worker/backlog.h"
+#include "worker/delivery.h"
+#include "worker/engine_loop.h"
 #include "worker/log.h"
+#include "worker/updater.h"
 #include "worker/waiting.h"
 #include "worker/watchdog.h"
 
 enum {
-    BACKLOG_RETRY_MS = 5, /* a full pipe gives no sign when it empties */
+    RETRY_MS = 5, /* a full pipe gives no sign when it empties */
+    DRAINING_MS = 100,
+    MOST_WAIT_SEC = 1000000, /* that zmq_poll() can count in milliseconds */
     PIPE_MESSAGES =
         128,          /* that libzmq holds for a client besides the backlog: they are counted, not weighed */
+    MOMENT_SEC = 1,   /* for clients to read what the end of the grace time has cancelled */
     LINGER_MS = 2000, /* for what the sockets still hold at the end */
     REQUESTS_MULTIPLE =
         4, /* times max_message: bytes of messages whose requests are kept, and of those that wait */
@@ -40,89 +46,29 @@ typedef struct service {
     void *context, *router;
     queue *requests, *replies;
     engine_loop *loop;
+    updater *updater;
     watchdog *dog;
-    backlog *backlogs;           /* of clients that read too slowly */
-    client_id gone;              /* the last one that could not be reached */
-    atomic_size_t request_bytes; /* of messages whose rollouts and scores are in flight */
-    waiting waiting;             /* rollouts and scores of which nothing has been started */
-    uint64_t n_open;             /* parcels with a request whose last letter has not come */
-    int signals;                 /* signalfd */
-    bool draining, cancelled;
+    delivery delivery;
+    weights_label label;  /* of the weights in use, as far as letters tell */
+    size_t request_bytes; /* of messages whose rollouts and scores are in flight */
+    waiting waiting;      /* rollouts and scores of which nothing has been started */
+    uint64_t n_open;      /* requests of which the last letter has not come */
+    int signals;          /* signalfd */
+    bool paused, draining, cancelled;
     double deadline; /* of the grace time */
 } service;
-
-/* ---- Sending. */
-
-/* False without memory. */
-static bool tell_engine(service *s, parcel_kind kind, const client_id *client) {
-    parcel *p = mem_zalloc(1, sizeof *p);
-    if (!p) return false;
-    p->kind = kind;
-    if (client) p->client = *client;
-    queue_item *item = &p->item;
-    queue_put(s->requests, &item);
-    return true;
-}
-
-/* Every reply that was under way to it comes here; one line tells it.  Without memory to tell the engine, its
- * rollouts run to their end unseen. */
-static void client_gone(service *s, const client_id *client) {
-    if (!client_equal(&s->gone, client))
-        log_event(LOG_INFO, "client_lost open_requests=%llu", (unsigned long long)s->n_open);
-    s->gone = *client;
-    tell_engine(s, PARCEL_GONE, client);
-}
-
-typedef enum sent { SENT, SENT_FULL, SENT_GONE } sent;
-
-static sent try_send(service *s, const letter *l) {
-    if (zmq_send(s->router, l->client.bytes, l->client.n, ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0)
-        return errno == EAGAIN ? SENT_FULL : SENT_GONE;
-    /* The pipe has taken the first part, so it takes the second. */
-    if (zmq_send(s->router, l->message.bytes, l->message.n, ZMQ_DONTWAIT) < 0) return SENT_GONE;
-    return SENT;
-}
-
-/* The client has more unread replies than it may: nothing more is started for it.  Without memory to tell the
- * engine, that is tried again with its next reply. */
-static void park_if_full(service *s, backlog *b) {
-    bool full = b->letter_bytes > s->o->max_backlog || backlog_letters(s->backlogs) > s->o->keep_bytes;
-    if (b->parked || !full) return;
-    b->parked = tell_engine(s, PARCEL_PARK, &b->client);
-    if (b->parked) log_event(LOG_INFO, "client_parked backlog_bytes=%zu", b->letter_bytes);
-}
-
-static void unpark_if_drained(service *s, backlog *b) {
-    bool full = b->letter_bytes > s->o->max_backlog / 2 || backlog_letters(s->backlogs) > s->o->keep_bytes;
-    if (!b->parked || (full && b->letter_bytes > 0)) return;
-    b->parked = !tell_engine(s, PARCEL_UNPARK, &b->client);
-    if (!b->parked) log_event(LOG_INFO, "client_unparked backlog_bytes=%zu", b->letter_bytes);
-}
-
-/* Send it, keep it for later, or drop it with a client that is gone.  Takes the letter. */
-static void dispatch(service *s, letter *l) {
-    backlog *b = backlog_find(s->backlogs, &l->client);
-    sent result = b ? SENT_FULL : try_send(s, l);
-    if (result == SENT_FULL && !b) b = backlog_add(&s->backlogs, &l->client);
-    if (b) {
-        backlog_put_letter(b, l);
-        park_if_full(s, b);
-        return;
-    }
-    if (result != SENT) {
-        client_gone(s, &l->client);
-    }
-    letter_free(l);
-}
 
 static void take_replies(service *s) {
     for (letter *l; (l = (letter *)queue_take(s->replies));) {
         if (l->started) waiting_leave(&s->waiting, clock_seconds());
         if (l->last) s->n_open--;
-        if (l->message.n > 0)
-            dispatch(s, l);
-        else
-            letter_free(l);
+        if (l->has_label) s->label = l->label;
+        if (l->ticket) {
+            if (l->last) s->request_bytes -= l->ticket->request->n_bytes;
+            delivery_ticket_letter(&s->delivery, l);
+        } else {
+            delivery_letter(&s->delivery, l);
+        }
     }
 }
 
@@ -131,9 +77,9 @@ static void take_replies(service *s) {
 static void answer(service *s, const client_id *client, wire_buffer *message) {
     letter *l;
     while (!(l = mem_zalloc(1, sizeof *l))) wait_for_memory();
+    while (!(l->message = packet_open(message))) wait_for_memory();
     l->client = *client;
-    l->message = *message;
-    dispatch(s, l);
+    delivery_letter(&s->delivery, l);
 }
 
 static void answer_error(service *s, const client_id *client, wire_text id, bool compress,
@@ -141,6 +87,13 @@ static void answer_error(service *s, const client_id *client, wire_text id, bool
     wire_buffer message = {0};
     reply_head head = {id, compress, &worker_allocator};
     while (!reply_encode_error(&message, &head, e)) wait_for_memory();
+    answer(s, client, &message);
+}
+
+static void answer_done(service *s, const client_id *client, const request *r) {
+    wire_buffer message = {0};
+    reply_head head = convert_head(r);
+    while (!reply_encode_done(&message, &head, NULL)) wait_for_memory();
     answer(s, client, &message);
 }
 
@@ -157,8 +110,10 @@ static void answer_ping(service *s, const client_id *client, const request *r) {
                        .model = wire_text_of(s->o->model),
                        .backend = wire_text_of("cpu"),
                        .numerics = wire_text_of(engine_numerics(s->engine)),
-                       .state = wire_text_of(s->draining ? "draining" : "ready"),
-                       .weights = {0, wire_text_of(engine_weights(s->engine)->digest)}};
+                       .state = wire_text_of(s->draining ? "draining"
+                                             : s->paused ? "paused"
+                                                         : "ready"),
+                       .weights = {s->label.version, wire_text_of(s->label.digest)}};
     while (!reply_encode_pong(&message, &head, &pong)) wait_for_memory();
     answer(s, client, &message);
 }
@@ -202,63 +157,182 @@ static cop_status detokenize(service *s, const client_id *client, const request 
     return status;
 }
 
-/* ---- Receiving. */
+/* ---- Requests for the engine's thread. */
 
-static void refuse(service *s, const client_id *client, const request *r, const char *code,
-                   double retry_after, const char *message) {
+static void refuse_key(service *s, const client_id *client, const request *r, const char *code,
+                       const char *key, double retry_after, const char *message) {
     wire_error e;
-    wire_fail(&e, code, NULL, "%s", message);
+    wire_fail(&e, code, key, "%s", message);
     e.retry_after = retry_after;
     answer_error(s, client, r->id, r->compress, &e);
 }
 
-/* A parcel for the engine, with a rollout's prompts tokenized: that takes its time here and not the rows'. */
-static cop_status pack(parcel **out, const service *s, const client_id *client, request *r, cop_error *err) {
-    parcel *p = *out = mem_zalloc(1, sizeof *p);
-    if (!p) return cop_fail(err, COP_ENOMEM, "there was no memory for the request");
-    *p = (parcel){.kind = PARCEL_REQUEST, .client = *client, .deadline = INFINITY};
-    if (r->type == REQUEST_ROLLOUT) {
-        const request_rollout *q = &r->rollout;
-        if (q->timeout > 0) p->deadline = clock_seconds() + q->timeout;
-        p->seed = q->has_seed ? q->seed : convert_seed();
-        cop_status status = convert_rollout(&p->rollout, q, p->seed, s->engine, s->tokenizer, err);
-        if (status != COP_OK) {
-            parcel_free(p);
-            *out = NULL;
-            return status;
-        }
-    }
-    p->request = r;
-    return COP_OK;
+static void refuse(service *s, const client_id *client, const request *r, const char *code,
+                   double retry_after, const char *message) {
+    refuse_key(s, client, r, code, NULL, retry_after, message);
 }
 
-/* Takes the request. */
-static void hand_over(service *s, const client_id *client, request *r) {
-    parcel *p;
-    cop_error err;
-    if (pack(&p, s, client, r, &err) != COP_OK) {
-        answer_cop_error(s, client, r, &err);
-        request_free(r);
-        return;
-    }
+static parcel *parcel_for(const client_id *client, request *r) {
+    parcel *p = mem_zalloc(1, sizeof *p);
+    if (p)
+        *p = (parcel){.kind = PARCEL_REQUEST,
+                      .client = *client,
+                      .request = r,
+                      .deadline = INFINITY,
+                      .weights_deadline = INFINITY};
+    return p;
+}
+
+static void hand_over(service *s, parcel *p) {
     s->n_open++;
-    if (r->type == REQUEST_ROLLOUT || r->type == REQUEST_SCORE) {
-        waiting_enter(&s->waiting, clock_seconds());
-        parcel_hold(p, &s->request_bytes);
-    }
     queue_item *item = &p->item;
     queue_put(s->requests, &item);
 }
 
-/* Memory for a request in flight.  Alone it always has it. */
-static bool has_room_for(service *s, const request *r) {
-    size_t held = atomic_load(&s->request_bytes);
-    return held == 0 || held + r->n_bytes <= REQUESTS_MULTIPLE * s->o->max_message;
+/* Takes the request.  target: the ticket that it is about, or NULL. */
+static void ask_engine(service *s, const client_id *client, request *r, ticket *target) {
+    parcel *p;
+    while (!(p = parcel_for(client, r))) wait_for_memory();
+    p->ticket = target;
+    hand_over(s, p);
 }
 
-/* Takes the request. */
-static void route(service *s, const client_id *client, request *r) {
+/* Tokenize a rollout's prompts: that takes its time here and not the rows'. */
+static cop_status pack_rollout(parcel *p, const service *s, cop_error *err) {
+    const request_rollout *q = &p->request->rollout;
+    double now = clock_seconds();
+    if (q->timeout > 0) p->deadline = now + q->timeout;
+    p->weights_deadline = now + q->weights_timeout;
+    p->seed = q->has_seed ? q->seed : convert_seed();
+    return convert_rollout(&p->rollout, q, p->seed, s->engine, s->tokenizer, err);
+}
+
+/* Open a ticket and send it on.  Takes the request if it returns COP_OK. */
+static cop_status start(service *s, const client_id *client, request *r, cop_error *err) {
+    parcel *p = parcel_for(client, r);
+    cop_status status = p ? COP_OK : COP_ENOMEM;
+    if (p && r->type == REQUEST_ROLLOUT) status = pack_rollout(p, s, err);
+    if (status == COP_OK && !(p->ticket = tickets_add(&s->delivery.tickets, r, p->seed, client)))
+        status = COP_ENOMEM;
+    if (status != COP_OK) {
+        parcel_free(p);
+        return status == COP_ENOMEM ? cop_fail(err, status, "there was no memory for the request") : status;
+    }
+    waiting_enter(&s->waiting, clock_seconds());
+    s->request_bytes += r->n_bytes;
+    hand_over(s, p);
+    return COP_OK;
+}
+
+/* Memory for a request in flight.  Alone it always has it. */
+static bool has_room_for(const service *s, const request *r) {
+    return s->request_bytes == 0 || s->request_bytes + r->n_bytes <= REQUESTS_MULTIPLE * s->o->max_message;
+}
+
+/* True: it was started, and the request taken. */
+static bool admit(service *s, const client_id *client, request *r) {
     cop_error err = {0};
+    double later = waiting_retry_after(&s->waiting, clock_seconds());
+    if (s->draining)
+        refuse(s, client, r, WIRE_DRAINING, 0, "the worker is shutting down: send this to another one");
+    else if (waiting_is_full(&s->waiting))
+        refuse(s, client, r, WIRE_OVERLOADED, later,
+               "as many requests wait to be started as --max-queue allows: try again later");
+    else if (!has_room_for(s, r))
+        refuse(s, client, r, WIRE_OVERLOADED, later,
+               "the requests in flight hold as much as four messages of --max-message: try again later");
+    else if (s->delivery.tickets.lost_bytes > s->o->keep_bytes)
+        refuse(s, client, r, WIRE_OVERLOADED, later,
+               "results that no client has asked for again fill --keep-bytes: try again later");
+    else if (start(s, client, r, &err) != COP_OK)
+        answer_cop_error(s, client, r, &err);
+    else
+        return true;
+    return false;
+}
+
+/* ---- Rollouts that are known. */
+
+static ticket *find_target(service *s, const client_id *client, const request *r, wire_text target) {
+    ticket *t = tickets_find(&s->delivery.tickets, target);
+    if (!t)
+        refuse_key(s, client, r, WIRE_NOT_FOUND, "target", 0,
+                   "no rollout with this id is known: it never came, failed, or was not kept any longer");
+    return t;
+}
+
+static void attach(service *s, const client_id *client, const request *r, ticket *t) {
+    wire_error e;
+    if (ticket_matches(t, r, &e))
+        delivery_attach(&s->delivery, t, client);
+    else
+        answer_error(s, client, r->id, r->compress, &e);
+}
+
+static void ack(service *s, const client_id *client, const request *r) {
+    ticket *t = find_target(s, client, r, r->ack.target);
+    if (!t) return;
+    if (!ticket_is_over(t)) {
+        refuse_key(s, client, r, WIRE_BAD_REQUEST, "target", 0,
+                   "the rollout is not finished: acknowledge it after its done, or cancel it first");
+        return;
+    }
+    delivery_ack(&s->delivery, t);
+    answer_done(s, client, r);
+}
+
+/* True: the request was taken.  What is over has nothing left to cancel. */
+static bool cancel(service *s, const client_id *client, request *r) {
+    ticket *t = find_target(s, client, r, r->cancel.target);
+    if (t && !ticket_is_over(t)) {
+        ask_engine(s, client, r, t);
+        return true;
+    }
+    if (t) answer_done(s, client, r);
+    return false;
+}
+
+/* ---- Weights. */
+
+/* A stream would have to wait until samples have ended that run on older sets, and with its chunks all that
+ * could be received. */
+static bool has_room_for_stream(const service *s) { return engine_n_weights(s->engine) < UPDATER_MAX_SETS; }
+
+/* True: the request was taken. */
+static bool update_weights(service *s, const client_id *client, request *r) {
+    wire_error e;
+    bool taken = false;
+    if (r->type == REQUEST_WEIGHTS_CHUNK) {
+        if (updater_chunk(s->updater, r, &e)) return true; /* it gets no reply */
+    } else if (r->type == REQUEST_WEIGHTS_COMMIT) {
+        taken = updater_commit(s->updater, client, r, &e);
+    } else if (s->draining) {
+        wire_fail(&e, WIRE_DRAINING, NULL, "the worker is shutting down: no weights come into use any more");
+    } else if (r->weights.version <= s->label.version) {
+        wire_fail(&e, WIRE_BAD_REQUEST, "version",
+                  "weights of version %llu are in use: a new version must be greater",
+                  (unsigned long long)s->label.version);
+    } else if (!r->weights.path.bytes && !has_room_for_stream(s)) {
+        wire_fail(&e, WIRE_OVERLOADED, NULL,
+                  "samples still run on %d older sets of weights: send the stream when some have ended",
+                  UPDATER_MAX_SETS - 1);
+        e.retry_after = WAITING_LEAST_RETRY;
+    } else {
+        taken = updater_begin(s->updater, client, r, &e);
+    }
+    if (taken)
+        s->n_open++;
+    else
+        answer_error(s, client, r->id, r->compress, &e);
+    return taken;
+}
+
+/* ---- Receiving. */
+
+/* True: the request was taken. */
+static bool route(service *s, const client_id *client, request *r) {
+    cop_error err = {0};
+    ticket *known;
     switch (r->type) {
     case REQUEST_PING: answer_ping(s, client, r); break;
     case REQUEST_TOKENIZE:
@@ -268,26 +342,24 @@ static void route(service *s, const client_id *client, request *r) {
         if (detokenize(s, client, r, &err) != COP_OK) answer_cop_error(s, client, r, &err);
         break;
     case REQUEST_ROLLOUT:
-    case REQUEST_SCORE:
-        if (s->draining) {
-            refuse(s, client, r, WIRE_DRAINING, 0, "the worker is shutting down: send this to another one");
-            break;
-        }
-        if (waiting_is_full(&s->waiting)) {
-            refuse(s, client, r, WIRE_OVERLOADED, waiting_retry_after(&s->waiting, clock_seconds()),
-                   "as many requests wait to be started as --max-queue allows: try again later");
-            break;
-        }
-        if (!has_room_for(s, r)) {
-            refuse(s, client, r, WIRE_OVERLOADED, waiting_retry_after(&s->waiting, clock_seconds()),
-                   "the requests in flight hold as much as four messages of --max-message: try again later");
-            break;
-        }
-        hand_over(s, client, r);
-        return;
-    default: hand_over(s, client, r); return;
+        known = tickets_find(&s->delivery.tickets, r->id);
+        if (!known) return admit(s, client, r);
+        attach(s, client, r, known);
+        break;
+    case REQUEST_SCORE: return admit(s, client, r);
+    case REQUEST_ACK: ack(s, client, r); break;
+    case REQUEST_CANCEL: return cancel(s, client, r);
+    case REQUEST_WEIGHTS:
+    case REQUEST_WEIGHTS_CHUNK:
+    case REQUEST_WEIGHTS_COMMIT: return update_weights(s, client, r);
+    case REQUEST_PAUSE:
+    case REQUEST_RESUME:
+        s->paused = r->type == REQUEST_PAUSE; /* the engine's thread takes them in this order */
+        ask_engine(s, client, r, NULL);
+        return true;
+    case REQUEST_STATUS: ask_engine(s, client, r, NULL); return true;
     }
-    request_free(r);
+    return false;
 }
 
 /* False: it is no request, and the client has been told. */
@@ -302,20 +374,20 @@ static bool decode(service *s, const client_id *client, zmq_msg_t *frame, reques
 
 static void take_frame(service *s, const client_id *client, zmq_msg_t *frame) {
     request *r;
-    if (decode(s, client, frame, &r)) route(s, client, r);
+    if (decode(s, client, frame, &r) && !route(s, client, r)) request_free(r);
 }
 
 /* A message of a client that does not read its replies waits until it does; more of them than it may have
  * unread replies are refused. */
 static void keep_or_take_frame(service *s, const client_id *client, zmq_msg_t *frame) {
-    backlog *b = backlog_find(s->backlogs, client);
+    backlog *b = backlog_find(s->delivery.backlogs, client);
     if (!b || !backlog_frames_wait(b)) {
         take_frame(s, client, frame);
         return;
     }
     size_t n = zmq_msg_size(frame), most = REQUESTS_MULTIPLE * s->o->max_message;
     bool room = b->frame_bytes == 0 ||
-                (b->frame_bytes + n <= s->o->max_backlog && backlog_frames(s->backlogs) + n <= most);
+                (b->frame_bytes + n <= s->o->max_backlog && backlog_frames(s->delivery.backlogs) + n <= most);
     if (room && backlog_put_frame(b, frame)) return;
     if (b->n_refused++ >= REFUSALS_KEPT) {
         if (b->n_refused == REFUSALS_KEPT + 1)
@@ -366,38 +438,26 @@ static bool take_message(service *s) {
     return true;
 }
 
-/* ---- Backlogs. */
+/* Chunks of weights that come faster than they are read wait in the sender's pipe. */
+static bool may_receive(const service *s) { return !updater_is_full(s->updater); }
 
-/* Send what its pipe takes now.  False: the client is gone. */
-static bool send_letters(service *s, backlog *b) {
-    sent result = SENT;
-    for (letter *l; result == SENT && (l = backlog_first_letter(b));) {
-        result = try_send(s, l);
-        if (result == SENT) backlog_drop_letter(b);
-    }
-    return result != SENT_GONE;
-}
+/* ---- Backlogs. */
 
 /* Answer what has waited, until there are too many unread replies again. */
 static void take_kept_frames(service *s, backlog *b) {
     zmq_msg_t frame;
     zmq_msg_init(&frame);
-    for (int i = 0; i < FRAMES_PER_TURN && !b->parked && backlog_take_frame(b, &frame); i++)
+    for (int i = 0; i < FRAMES_PER_TURN && !b->parked && may_receive(s) && backlog_take_frame(b, &frame); i++)
         take_frame(s, &b->client, &frame); /* its replies go behind the others, into b */
     zmq_msg_close(&frame);
 }
 
 static void retry_backlogs(service *s) {
-    for (backlog **link = &s->backlogs; *link;) {
+    for (backlog **link = &s->delivery.backlogs; *link;) {
         backlog *b = *link;
-        bool there = send_letters(s, b);
-        if (there) {
-            unpark_if_drained(s, b);
-            take_kept_frames(s, b);
-        } else {
-            client_gone(s, &b->client);
-        }
-        if (there && (backlog_first_letter(b) || backlog_frames_wait(b))) {
+        bool there = delivery_retry(&s->delivery, b);
+        if (there) take_kept_frames(s, b);
+        if (there && (backlog_unread(b) > 0 || backlog_frames_wait(b))) {
             link = &b->next;
             continue;
         }
@@ -425,23 +485,44 @@ static void take_signals(service *s) {
 
 static void cancel_at_deadline(service *s) {
     if (!s->draining || s->cancelled || clock_seconds() < s->deadline) return;
-    s->cancelled = tell_engine(s, PARCEL_CANCEL, NULL); /* or at the next turn */
-    if (s->cancelled) log_event(LOG_WARNING, "grace_over open_requests=%llu", (unsigned long long)s->n_open);
+    parcel *p;
+    while (!(p = mem_zalloc(1, sizeof *p))) wait_for_memory();
+    p->kind = PARCEL_CANCEL;
+    queue_item *item = &p->item;
+    queue_put(s->requests, &item);
+    s->cancelled = true;
+    log_event(LOG_WARNING, "grace_over open_requests=%llu", (unsigned long long)s->n_open);
 }
 
 /* ---- The loop. */
 
+/* All rollouts and scores are over, and who can still be reached has been told all there is, or has had the
+ * time for it. */
+static bool is_drained(const service *s) {
+    if (!s->draining || s->delivery.tickets.running.first) return false;
+    return (s->n_open == 0 && !s->delivery.backlogs) || clock_seconds() >= s->deadline + MOMENT_SEC;
+}
+
+/* Until something has to be looked at that gives no sign. */
+static int wait_ms(const service *s) {
+    if (s->delivery.backlogs || !may_receive(s)) return RETRY_MS;
+    if (s->draining) return DRAINING_MS;
+    double seconds = tickets_next_expiry(&s->delivery.tickets) - clock_seconds();
+    return isinf(seconds) ? -1 : (int)(1000 * fmax(0, fmin(seconds, MOST_WAIT_SEC))) + 1;
+}
+
 static void serve(service *s) {
-    while (!s->draining || s->n_open > 0 || (s->backlogs && clock_seconds() < s->deadline)) {
-        zmq_pollitem_t items[] = {{.socket = s->router, .events = ZMQ_POLLIN},
+    while (!is_drained(s)) {
+        zmq_pollitem_t items[] = {{.socket = s->router, .events = may_receive(s) ? ZMQ_POLLIN : 0},
                                   {.fd = queue_fd(s->replies), .events = ZMQ_POLLIN},
                                   {.fd = s->signals, .events = ZMQ_POLLIN}};
-        int wait_ms = s->backlogs ? BACKLOG_RETRY_MS : s->draining ? 100 : -1;
-        if (zmq_poll(items, 3, wait_ms) < 0 && errno != EINTR) break;
+        if (zmq_poll(items, 3, wait_ms(s)) < 0 && errno != EINTR) break;
         take_signals(s);
         take_replies(s);
-        for (int i = 0; i < FRAMES_PER_TURN && take_message(s); i++) continue;
+        for (int i = 0; i < FRAMES_PER_TURN && may_receive(s) && take_message(s); i++) continue;
         retry_backlogs(s);
+        tickets_expire(&s->delivery.tickets, clock_seconds());
+        tickets_trim(&s->delivery.tickets);
         cancel_at_deadline(s);
     }
 }
@@ -505,15 +586,12 @@ static cop_status open_signals(service *s, cop_error *err) {
 }
 
 static void service_free(service *s) {
+    updater_close(s->updater); /* first: the engine's thread takes what is still under way */
     engine_loop_close(s->loop);
     watchdog_close(s->dog);
-    while (s->backlogs) {
-        backlog *b = s->backlogs;
-        s->backlogs = b->next;
-        backlog_free(b);
-    }
     for (parcel *p; s->requests && (p = (parcel *)queue_take(s->requests));) parcel_free(p);
     for (letter *l; s->replies && (l = (letter *)queue_take(s->replies));) letter_free(l);
+    delivery_free(&s->delivery);
     queue_close(s->requests);
     queue_close(s->replies);
     if (s->router) zmq_close(s->router);
@@ -522,12 +600,24 @@ static void service_free(service *s) {
 }
 
 cop_status service_run(engine *e, const tokenizer *t, const service_options *o, cop_error *err) {
-    service s = {.engine = e, .tokenizer = t, .o = o, .signals = -1, .waiting = {.most = o->max_queue}};
+    service s = {.engine = e,
+                 .tokenizer = t,
+                 .o = o,
+                 .signals = -1,
+                 .waiting = {.most = o->max_queue},
+                 .label = *engine_weights(e)};
     cop_status status = open_signals(&s, err);
     if (status == COP_OK) status = queue_open(&s.requests, err);
     if (status == COP_OK) status = queue_open(&s.replies, err);
     if (status == COP_OK) status = open_socket(&s, err);
+    s.delivery = (delivery){.router = s.router,
+                            .requests = s.requests,
+                            .max_backlog = o->max_backlog,
+                            .keep_bytes = o->keep_bytes};
+    tickets_init(&s.delivery.tickets, o->keep_bytes, o->keep_results_sec);
     if (status == COP_OK) status = engine_loop_open(&s.loop, e, t, o->keep_bytes, s.requests, s.replies, err);
+    if (status == COP_OK)
+        status = updater_open(&s.updater, e, o->weights_dir, o->weights_silence_sec, s.requests, err);
     if (status == COP_OK) status = watchdog_open(&s.dog, e, o->step_timeout_sec, err);
     if (status == COP_OK) {
         serve(&s);

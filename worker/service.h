@@ -1,6 +1,7 @@
 /* The service: a ROUTER socket, requests in, replies out (PROTOCOL.md).  It decodes, answers what needs no
- * engine, and hands the rest to the engine's thread.  It never waits for a client: what a full pipe does not
- * take stays in a backlog of that client, and when that is full, the client's requests wait. */
+ * engine, and hands the rest to the engine's thread, or, new weights, to the updater's.  It never waits for a
+ * client: what a full pipe does not take stays in a backlog of that client, and when that is full, the
+ * client's requests wait. */
 #ifndef COP_SERVICE_H
 #define COP_SERVICE_H
 
@@ -13,10 +14,14 @@ typedef struct service_options {
     size_t max_message;        /* bytes of a message after expansion */
     size_t max_backlog; /* bytes of replies that a client leaves unread until its requests wait; as many
                            bytes of requests then wait */
-    size_t keep_bytes;  /* of results that wait: for others of their prompt or request, or for a client */
-    int max_queue;      /* rollouts and scores that wait to be started; further ones are refused */
-    double step_timeout_sec; /* a step that takes longer ends the process */
-    double grace_sec;        /* after SIGTERM, until what runs is cancelled */
+    size_t keep_bytes;  /* of results that wait: for others of their prompt or request, for a client, or to
+                           be asked for again */
+    double keep_results_sec;    /* that the results of a finished rollout can be asked for again */
+    double weights_silence_sec; /* that the sender of a stream of weights may say nothing */
+    const char *weights_dir;    /* where new weights must lie; NULL: anywhere */
+    int max_queue;              /* rollouts and scores that wait to be started; further ones are refused */
+    double step_timeout_sec;    /* a step that takes longer ends the process */
+    double grace_sec;           /* after SIGTERM, until what runs is cancelled */
 } service_options;
 
 /* Bind, serve until SIGTERM or SIGINT, drain, return.  Both signals must be blocked in all threads of the

@@ -44,6 +44,7 @@ cop_status k_open(k_ctx **out, precision profile, int n_threads, bool pin, cop_e
     COP_TRY(cpu_isa_pick(&isa, err), err, "could not open the CPU backend");
     k_ctx *k = mem_zalloc(1, sizeof *k);
     if (!k) return cop_fail(err, COP_ENOMEM, "could not allocate the CPU backend");
+    slab_pool_init(&k->weights);
     k->profile = profile;
     k->isa = isa;
     k->ops = ops_of(isa, profile);
@@ -78,7 +79,8 @@ static void scratch_free(k_ctx *k) {
     k->scratch_vocab = 0;
 }
 
-/* Room for a matrix's inputs, so that no step allocates. */
+/* Room for a matrix's inputs, so that no step allocates.  Steps use it: it is replaced only for a matrix with
+ * longer rows than any before, and those are opened by the thread that steps. */
 static cop_status reserve_packed(k_ctx *k, int n_in, cop_error *err) {
     int n_chunks = (n_in + 2 * CPU_CHUNK_PAIRS - 1) / (2 * CPU_CHUNK_PAIRS);
     if (n_chunks <= k->packed_chunks) return COP_OK;
@@ -103,6 +105,7 @@ void k_close(k_ctx *k) {
     mem_free(k->scratch);
     threads_close(k->threads);
     mem_free(k->cores);
+    slab_pool_free(&k->weights);
     mem_free(k);
 }
 
@@ -175,7 +178,7 @@ cop_status k_matrix_open(k_ctx *k, k_matrix **out, int n_out, int n_in, cop_erro
     m->tiles = n_out / CPU_TILE + (n_out % CPU_TILE != 0);
     m->pairs = n_in / 2 + n_in % 2;
     m->bf16 = k->profile == PRECISION_BF16;
-    m->data = slab_take(&k->slab, k_matrix_bytes(m), &m->slab);
+    m->data = slab_take(&k->weights, k_matrix_bytes(m), &m->slab);
     if (!m->data) {
         k_matrix_close(k, m);
         return cop_fail(err, COP_ENOMEM, "could not allocate a matrix of %d x %d", n_out, n_in);
@@ -195,7 +198,7 @@ void k_matrix_pack(k_ctx *k, k_matrix *m, int first, int n, const float *rows) {
 
 void k_matrix_close(k_ctx *k, k_matrix *m) {
     if (!m) return;
-    slab_drop(&k->slab, m->slab, m->data);
+    slab_drop(&k->weights, m->slab, m->data);
     mem_free(m);
 }
 
@@ -211,7 +214,7 @@ cop_status k_table_open(k_ctx *k, k_table **out, int n_rows, int dim, cop_error 
     t->n_rows = n_rows;
     t->dim = dim;
     t->bf16 = k->profile == PRECISION_BF16;
-    t->data = slab_take(&k->slab, k_table_bytes(t), &t->slab);
+    t->data = slab_take(&k->weights, k_table_bytes(t), &t->slab);
     if (!t->data) {
         k_table_close(k, t);
         return cop_fail(err, COP_ENOMEM, "could not allocate a table of %d x %d", n_rows, dim);
@@ -233,7 +236,7 @@ void k_table_pack(k_ctx *k, k_table *t, int first, int n, const float *rows) {
 
 void k_table_close(k_ctx *k, k_table *t) {
     if (!t) return;
-    slab_drop(&k->slab, t->slab, t->data);
+    slab_drop(&k->weights, t->slab, t->data);
     mem_free(t);
 }
 

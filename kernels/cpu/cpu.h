@@ -152,7 +152,7 @@ struct k_ctx {
     const cpu_ops *ops;
     threads *threads;
     int *cores;           /* [threads] that they are bound to, or NULL */
-    slab *slab;           /* where weights are put now, or NULL */
+    slab_pool weights;    /* where matrices and tables lie */
     cpu_scratch *scratch; /* [threads] */
     int scratch_vocab, packed_chunks;
     cop_error failure; /* the first since k_sync */

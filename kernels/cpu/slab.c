@@ -23,14 +23,22 @@ static slab *slab_new(void) {
     return s;
 }
 
-void *slab_take(slab **current, size_t bytes, slab **owner) {
-    *owner = NULL;
-    if (bytes > MAX_BLOCK) return mem_alloc_huge(bytes, 1);
-    size_t room = bytes ? (bytes + 63) / 64 * 64 : 64;
-    slab *s = *current;
+void slab_pool_init(slab_pool *p) {
+    *p = (slab_pool){0};
+    pthread_mutex_init(&p->mutex, NULL);
+}
+
+void slab_pool_free(slab_pool *p) {
+    assert(!p->current);
+    pthread_mutex_destroy(&p->mutex);
+}
+
+/* Cut `room` bytes, a multiple of 64, under the mutex. */
+static void *cut(slab_pool *p, size_t room, slab **owner) {
+    slab *s = p->current;
     if (!s || s->used + room > SLAB_BYTES) {
         if (!(s = slab_new())) return NULL;
-        *current = s; /* the one before is left to its blocks: each slab in use has at least one */
+        p->current = s; /* the one before is left to its blocks: each slab in use has at least one */
     }
     void *block = (char *)s + s->used;
     s->used += room;
@@ -39,13 +47,24 @@ void *slab_take(slab **current, size_t bytes, slab **owner) {
     return block;
 }
 
-void slab_drop(slab **current, slab *owner, void *block) {
+void *slab_take(slab_pool *p, size_t bytes, slab **owner) {
+    *owner = NULL;
+    if (bytes > MAX_BLOCK) return mem_alloc_huge(bytes, 1);
+    pthread_mutex_lock(&p->mutex);
+    void *block = cut(p, bytes ? (bytes + 63) / 64 * 64 : 64, owner);
+    pthread_mutex_unlock(&p->mutex);
+    return block;
+}
+
+void slab_drop(slab_pool *p, slab *owner, void *block) {
     if (!owner) {
         mem_free(block);
         return;
     }
+    pthread_mutex_lock(&p->mutex);
     assert(block && owner->n_blocks > 0);
-    if (--owner->n_blocks > 0) return;
-    if (*current == owner) *current = NULL;
-    mem_free(owner);
+    bool last = --owner->n_blocks == 0;
+    if (last && p->current == owner) p->current = NULL;
+    pthread_mutex_unlock(&p->mutex);
+    if (last) mem_free(owner);
 }

@@ -54,6 +54,7 @@ static void check_rollout(const request_rollout *q) {
             (q->temperature >= REQUEST_LEAST_TEMPERATURE && q->temperature <= REQUEST_MOST_TEMPERATURE));
     require(q->top_p >= 0 && q->top_p <= 1 && q->min_p >= 0 && q->min_p <= 1);
     require(q->timeout == 0 || (q->timeout >= REQUEST_LEAST_TIMEOUT && q->timeout <= REQUEST_MOST_TIMEOUT));
+    require(q->weights_timeout >= REQUEST_LEAST_TIMEOUT && q->weights_timeout <= REQUEST_MOST_TIMEOUT);
     require(!q->kept || (q->top_k >= 1 && q->top_k <= REQUEST_MAX_KEPT));
     check_ids(q->stop_tokens);
     for (size_t i = 0; i < q->n_tools; i++) check_text(q->tools[i]);
@@ -66,9 +67,52 @@ static void check_rollout(const request_rollout *q) {
     }
 }
 
+static void check_name(wire_text t, size_t most) {
+    check_text(t);
+    require(t.n >= 1 && t.n <= most);
+}
+
+static void check_weights(const request_weights *w) {
+    require(w->version >= 1 && w->policy <= REQUEST_ABORT);
+    if (!w->path.bytes) {
+        require(w->tensors >= 1 && w->bytes >= 1);
+        return;
+    }
+    check_name(w->path, REQUEST_MAX_PATH);
+    require(strlen(w->path.bytes) == w->path.n && !w->tensors && !w->bytes);
+}
+
+/* The bytes of the tensor are counted anew, in numbers that do not wrap. */
+static void check_chunk(const request_chunk *c) {
+    static const uint8_t element_bytes[] = {4, 2, 2, 8};
+    static volatile uint8_t sink;
+    check_name(c->target, WIRE_ID_BYTES);
+    check_name(c->name, REQUEST_MAX_TENSOR_NAME);
+    require(strlen(c->name.bytes) == c->name.n);
+    require(c->dtype <= REQUEST_F64 && c->n_dims <= REQUEST_MAX_DIMS && c->shape && c->data);
+    long double n_bytes = element_bytes[c->dtype];
+    for (size_t i = 0; i < c->n_dims; i++) n_bytes *= (long double)c->shape[i];
+    require(n_bytes >= 1 && n_bytes < 0x1p63L);
+    require(c->offset % element_bytes[c->dtype] == 0 && c->n_data % element_bytes[c->dtype] == 0);
+    require((long double)c->offset + (long double)c->n_data <= n_bytes);
+    for (size_t i = 0; i < c->n_data; i++) sink = c->data[i];
+    (void)sink;
+}
+
+static void check_commit(const request_commit *c) {
+    check_name(c->target, WIRE_ID_BYTES);
+    check_text(c->digest);
+    require(c->digest.n == REQUEST_DIGEST && strspn(c->digest.bytes, "0123456789abcdef") == REQUEST_DIGEST);
+}
+
 static void check_request(const request *q) {
     require(q->id.n >= 1 && q->id.n <= WIRE_ID_BYTES);
-    if (q->type == REQUEST_CANCEL) require(q->cancel.target.n >= 1);
+    if (q->type == REQUEST_CANCEL) check_name(q->cancel.target, WIRE_ID_BYTES);
+    if (q->type == REQUEST_ACK) check_name(q->ack.target, WIRE_ID_BYTES);
+    if (q->type == REQUEST_PAUSE) require(q->pause.mode <= REQUEST_PAUSE_ABORT);
+    if (q->type == REQUEST_WEIGHTS) check_weights(&q->weights);
+    if (q->type == REQUEST_WEIGHTS_CHUNK) check_chunk(&q->chunk);
+    if (q->type == REQUEST_WEIGHTS_COMMIT) check_commit(&q->commit);
     if (q->type == REQUEST_TOKENIZE) check_input(&q->tokenize);
     if (q->type == REQUEST_DETOKENIZE) check_ids(q->detokenize.tokens);
     if (q->type == REQUEST_ROLLOUT) check_rollout(&q->rollout);

@@ -17,14 +17,14 @@ SANITIZER_REPORTS = ("Sanitizer", "runtime error:")
 
 
 class Worker:
-    """A running `coppice worker` on tests/models/calc-d4, with its files in `folder`."""
+    """A running `coppice worker`, with its files in `folder`."""
 
-    def __init__(self, folder, *options):
+    def __init__(self, folder, *options, model="tests/models/calc-d4"):
         endpoint_file = pathlib.Path(folder, "endpoint")
         self.stderr = pathlib.Path(folder, "stderr")
         with open(self.stderr, "wb") as stderr:
             self.process = subprocess.Popen(
-                [COPPICE, "worker", "--model", "tests/models/calc-d4", "--bind", "tcp://127.0.0.1:0",
+                [COPPICE, "worker", "--model", model, "--bind", "tcp://127.0.0.1:0",
                  "--endpoint-file", endpoint_file, *options],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr)
         deadline = time.monotonic() + PATIENCE
@@ -52,8 +52,8 @@ def start_worker(tmp_path_factory):
     """Starts workers with options; those that still run when the module is through are ended, and all must end well."""
     workers = []
 
-    def start(*options):
-        workers.append(Worker(tmp_path_factory.mktemp("worker"), *options))
+    def start(*options, **keys):
+        workers.append(Worker(tmp_path_factory.mktemp("worker"), *options, **keys))
         return workers[-1]
 
     yield start

@@ -329,14 +329,19 @@ def test_clients_that_are_killed_leave_nothing_behind(start_worker):
         wait_for(lambda: n_files() <= before)
 
 
-def test_a_parked_client_that_is_killed_is_forgotten(small_backlog):
+def test_the_rollout_of_a_parked_client_that_is_killed_runs_on(small_backlog, undisturbed):
+    keys = {**MANY, "id": "parked", "compress": False}
     with small_backlog.client() as other:
         before = other.ask("status")["samples"]
-        p = clients_to_kill(small_backlog, {**MANY, "id": "parked", "compress": False})
+        p = clients_to_kill(small_backlog, keys)
         wait_until_parked(other, before)
         p.kill()
         p.communicate()
         wait_for(is_idle, other)
+        with small_backlog.client(compress=False) as again:
+            assert Rollout(again.replies(again.send("rollout", **keys))).samples == undisturbed
+        assert other.ask("status")["samples"] - before == len(undisturbed)
+        assert other.ask("ack", target="parked")["type"] == "done"
         assert other.failure("cancel", target="parked").code == "not_found"
 
 
@@ -384,6 +389,7 @@ def test_a_step_that_does_not_come_back_ends_the_worker_and_says_where(tmp_path)
     ("--max-rows", ["0", "-1", "65537", "x"]), ("--max-queue", ["0", "1000001", "1.5"]), ("--step-tokens", ["0", "65537"]),
     ("--step-timeout", ["0", "-1", "0.001", "1e7", "inf"]), ("--grace", ["-1", "1e9"]), ("--max-backlog", ["0", "1K", "x", "2000G"]),
     ("--max-message", ["0", "5G"]), ("--keep-bytes", ["1K", "9999G"]),
+    ("--keep-results", ["-1", "2e9", "x"]),
 ])
 def test_options_out_of_range_are_named(option, values):
     for value in values:

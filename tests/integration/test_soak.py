@@ -64,7 +64,7 @@ class Crowd:
     def take(self):
         """One reply."""
         reply = self.client.receive()
-        if reply["id"] not in self.open:  # a cancel's or a refused rollout's
+        if reply["id"] not in self.open:  # an ack's, a cancel's or a refused rollout's
             assert reply["type"] == "done" or reply["code"] in ("not_found", "too_long"), reply
             return
         prompts, told = self.open[reply["id"]]
@@ -78,9 +78,10 @@ class Crowd:
             assert len(told) == prompts * N == reply["samples"]
             self.samples += len(told)
             del self.open[reply["id"]]
+            self.client.send("ack", target=reply["id"])
 
     def move(self):
-        """Leave; every third time with rollouts in flight, which the worker then drops."""
+        """Leave; every third time with rollouts in flight, which nobody asks for again."""
         self.moves += 1
         if self.moves % 3 == 0:
             self.left += len(self.open)
@@ -112,7 +113,7 @@ def descriptors_settled(crowd, wanted, patience=60):
 
 
 def test_a_worker_serves_on_and_on_in_the_same_memory(start_worker):
-    worker = start_worker("--kv-memory", "8M")
+    worker = start_worker("--kv-memory", "8M", "--keep-results", "1")
     pid = worker.process.pid
     crowd = Crowd(worker, seed=REQUESTS)
     crowd.client.ask("ping")

@@ -323,20 +323,15 @@ def test_a_row_that_the_pool_cannot_hold_is_too_large(start_worker):
         assert len(client.rollout([TEXT], n=16, max_tokens=70, stop_tokens=[]).samples) == 16  # in turns
 
 
-@pytest.mark.parametrize("type", ["ack", "weights", "weights_chunk", "weights_commit", "pause", "resume", "sleep", "wake"])
+@pytest.mark.parametrize("type", ["sleep", "wake"])
 def test_a_type_that_is_not_built_is_unsupported(client, type):
     failed = client.failure(type, target="x")
     assert (failed.code, failed.key) == ("unsupported", "type")
 
 
-@pytest.mark.parametrize("key, value", [("min_weights", 0), ("weights_timeout", 1.0), ("model", "calc-d4")])
-def test_a_rollout_key_that_is_not_built_is_unsupported(client, key, value):
-    failed = client.failure("rollout", prompts=[TEXT], **{key: value})
-    assert (failed.code, failed.key) == ("unsupported", key)
-
-
-def test_other_keys_that_are_not_built_are_unsupported(client):
-    failed = client.failure("score", sequences=[[1]], model="calc-d4")
+@pytest.mark.parametrize("type, keys", [("rollout", {"prompts": [TEXT]}), ("score", {"sequences": [[1]]})])
+def test_a_key_that_is_not_built_is_unsupported(client, type, keys):
+    failed = client.failure(type, model="calc-d4", **keys)
     assert (failed.code, failed.key) == ("unsupported", "model")
 
 

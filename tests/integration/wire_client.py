@@ -10,7 +10,7 @@ import zstandard
 MAGIC = b"\x28\xb5\x2f\xfd"  # of a Zstandard frame
 COMPRESSED_FROM = 512  # bytes from which replies are compressed
 PATIENCE_MS = 300_000  # a worker under a sanitizer on a busy machine is slow; only one that hangs takes this long
-LAST = {"done", "error", "pong", "status", "scores", "tokens", "text"}
+LAST = {"done", "error", "pong", "status", "scores", "tokens", "text", "weights"}
 
 ids = (f"test-{n}" for n in itertools.count())
 
@@ -62,6 +62,10 @@ class Client:
 
     def receive(self):
         """The next reply, whichever request it answers."""
+        return self.receive_both()[0]
+
+    def receive_both(self):
+        """The next reply, and its message as it was encoded."""
         frame, *more = self.socket.recv_multipart()
         assert not more, "a message is one frame"
         compressed = frame[:4] == MAGIC
@@ -70,7 +74,7 @@ class Client:
             frame = zstandard.decompress(frame)
             assert size == len(frame)
         assert compressed == (self.compress and len(frame) >= COMPRESSED_FROM)
-        return msgpack.unpackb(frame)
+        return msgpack.unpackb(frame), frame
 
     def replies(self, id):
         """All replies to one request, which must be the only one in flight; raises Failed on an error."""
@@ -81,6 +85,16 @@ class Client:
             if got[-1]["type"] == "error":
                 raise Failed(got[-1])
         return got
+
+    def messages(self, id):
+        """The same as they were encoded, to be compared byte by byte."""
+        got = []
+        while True:
+            reply, message = self.receive_both()
+            assert reply["id"] == id and reply["type"] != "error", reply
+            got.append(message)
+            if reply["type"] == "done":
+                return got
 
     def ask(self, type, **keys):
         """One request that has one reply."""

@@ -19,12 +19,13 @@
 
 typedef struct counted_heap {
     long n_live, n_calls, fail_at; /* fail_at: the call that fails, counted from 0; -1: none */
-    size_t most_bytes;             /* the largest block asked for */
+    size_t most_bytes, n_bytes;    /* the largest block asked for; all together */
 } counted_heap;
 
 static inline void *counted_resize(void *context, void *block, size_t n_bytes) {
     counted_heap *h = context;
     if (n_bytes > h->most_bytes) h->most_bytes = n_bytes;
+    h->n_bytes += n_bytes;
     if (h->n_calls++ == h->fail_at) return NULL;
     void *p = realloc(block, n_bytes);
     if (p && !block) h->n_live++;

@@ -2,6 +2,7 @@
 #include "tests/unit/proto_test.h"
 
 #include <inttypes.h>
+#include <xxhash.h>
 #include <zstd.h>
 
 #include "proto/request.h"
@@ -97,6 +98,8 @@ static void put_rollout(json_t *o, const request_rollout *q) {
     json_object_set_new(o, "text", json_boolean(q->text));
     json_object_set_new(o, "deliver", json_string(ways[q->deliver]));
     json_object_set_new(o, "timeout", q->timeout > 0 ? json_real(q->timeout) : json_null());
+    json_object_set_new(o, "min_weights", u64_json(true, q->min_weights));
+    json_object_set_new(o, "weights_timeout", json_real(q->weights_timeout));
 }
 
 static void put_score(json_t *o, const request_score *s) {
@@ -107,16 +110,63 @@ static void put_score(json_t *o, const request_score *s) {
     json_object_set_new(o, "temperature", json_real(s->temperature));
 }
 
+static void put_weights(json_t *o, const request_weights *w) {
+    static const char *const policies[] = {"finish", "keep", "recompute", "abort"};
+    json_t *source = w->path.bytes ? json_pack("{s:o}", "path", text_json(w->path))
+                                   : json_pack("{s:{s:o, s:o}}", "stream", "tensors",
+                                               u64_json(true, w->tensors), "bytes", u64_json(true, w->bytes));
+    json_object_set_new(o, "version", u64_json(true, w->version));
+    json_object_set_new(o, "source", source);
+    json_object_set_new(o, "policy", json_string(policies[w->policy]));
+}
+
+static json_t *hex_json(const uint8_t *bytes, size_t n) {
+    char *hex = malloc(2 * n + 1);
+    for (size_t i = 0; i < n; i++) snprintf(hex + 2 * i, 3, "%02x", bytes[i]);
+    json_t *s = json_stringn(hex, 2 * n);
+    free(hex);
+    return s;
+}
+
+static void put_chunk(json_t *o, const request_chunk *c) {
+    static const char *const dtypes[] = {"F32", "BF16", "F16", "F64"};
+    json_t *shape = json_array();
+    for (size_t i = 0; i < c->n_dims; i++) json_array_append_new(shape, u64_json(true, c->shape[i]));
+    json_object_set_new(o, "target", text_json(c->target));
+    json_object_set_new(o, "name", text_json(c->name));
+    json_object_set_new(o, "dtype", json_string(dtypes[c->dtype]));
+    json_object_set_new(o, "shape", shape);
+    json_object_set_new(o, "offset", u64_json(true, c->offset));
+    json_object_set_new(o, "data", hex_json(c->data, c->n_data));
+}
+
+static void put_commit(json_t *o, const request_commit *c) {
+    json_object_set_new(o, "target", text_json(c->target));
+    json_object_set_new(o, "digest", text_json(c->digest));
+}
+
 static json_t *request_json(const request *q) {
-    static const char *const names[] = {"ping",     "status",     "cancel", "score",
-                                        "tokenize", "detokenize", "rollout"};
+    static const char *const names[] = {"ping",       "status",        "cancel",        "score", "tokenize",
+                                        "detokenize", "rollout",       "ack",           "pause", "resume",
+                                        "weights",    "weights_chunk", "weights_commit"};
+    static const char *const modes[] = {"finish", "keep", "abort"};
     json_t *o =
         json_pack("{s:s, s:o, s:b}", "type", names[q->type], "id", text_json(q->id), "compress", q->compress);
-    if (q->type == REQUEST_CANCEL) json_object_set_new(o, "target", text_json(q->cancel.target));
-    if (q->type == REQUEST_SCORE) put_score(o, &q->score);
-    if (q->type == REQUEST_TOKENIZE) put_input(o, &q->tokenize);
-    if (q->type == REQUEST_DETOKENIZE) json_object_set_new(o, "tokens", ids_json(true, q->detokenize.tokens));
-    if (q->type == REQUEST_ROLLOUT) put_rollout(o, &q->rollout);
+    switch (q->type) {
+    case REQUEST_PING:
+    case REQUEST_STATUS:
+    case REQUEST_RESUME: break;
+    case REQUEST_CANCEL: json_object_set_new(o, "target", text_json(q->cancel.target)); break;
+    case REQUEST_SCORE: put_score(o, &q->score); break;
+    case REQUEST_TOKENIZE: put_input(o, &q->tokenize); break;
+    case REQUEST_DETOKENIZE: json_object_set_new(o, "tokens", ids_json(true, q->detokenize.tokens)); break;
+    case REQUEST_ROLLOUT: put_rollout(o, &q->rollout); break;
+    case REQUEST_ACK: json_object_set_new(o, "target", text_json(q->ack.target)); break;
+    case REQUEST_PAUSE: json_object_set_new(o, "mode", json_string(modes[q->pause.mode])); break;
+    case REQUEST_WEIGHTS: put_weights(o, &q->weights); break;
+    case REQUEST_WEIGHTS_CHUNK: put_chunk(o, &q->chunk); break;
+    case REQUEST_WEIGHTS_COMMIT: put_commit(o, &q->commit); break;
+    }
     return o;
 }
 
@@ -146,8 +196,8 @@ static void check_request(const json_t *row) {
     uint8_t *frame;
     size_t n = hex_bytes(text_at(row, "hex"), &frame);
     if (request_decode(&q, frame, n, WIRE_MAX_MESSAGE, &allocator, &failure)) {
-        json_t *got = request_json(q);
         memset(frame, 0xAA, n); /* the request must not borrow it */
+        json_t *got = request_json(q);
         check_same_json(name, got, wanted);
         json_decref(got);
     } else {
@@ -177,8 +227,7 @@ static void what_is_expected_instead_of_a_key_is_built(void **state) {
     assert_false(request_decode(&q, message, sizeof message - 1, WIRE_MAX_MESSAGE, &allocator, &failure));
     assert_string_equal(failure.error.key, "x");
     assert_non_null(strstr(failure.error.message, "expected type, id, compress, prompts, n, seed,"));
-    assert_non_null(strstr(failure.error.message, "deliver, timeout"));
-    assert_null(strstr(failure.error.message, "weights"));
+    assert_non_null(strstr(failure.error.message, "deliver, timeout, min_weights, weights_timeout"));
     assert_null(strstr(failure.error.message, "model"));
     assert_int_equal(heap.n_live, 0);
 }
@@ -262,6 +311,71 @@ static void undeclared_sizes_cost_in_proportion_and_stop_at_the_limit(void **sta
     free(message), free(bytes);
 }
 
+/* A chunk's data counts as bytes, whatever they are, and is copied once. */
+static void a_chunk_costs_its_bytes_and_little_more(void **state) {
+    (void)state;
+    static const uint8_t head[] = "\x88\xA4type\xADweights_chunk\xA2id\xA1r\xA6target\xA1w\xA4name\xA1"
+                                  "a"
+                                  "\xA5"
+                                  "dtype\xA3"
+                                  "F32"
+                                  "\xA5shape\x91\xCE\x00\x04\x00\x00"
+                                  "\xA6offset\x00"
+                                  "\xA4"
+                                  "data\xC6\x00\x10\x00\x00";
+    const size_t n_data = 1 << 20, n = sizeof head - 1 + n_data;
+    uint8_t *message = malloc(n);
+    memcpy(message, head, sizeof head - 1);
+    memset(message + sizeof head - 1, 0x91, n_data); /* as objects, a million arrays */
+    counted_heap heap = {.fail_at = -1};
+    wire_allocator allocator = COUNTED(heap);
+    request *q;
+    request_failure failure;
+    assert_true(request_decode(&q, message, n, n, &allocator, &failure));
+    assert_int_equal(q->chunk.n_data, n_data);
+    assert_memory_equal(q->chunk.data, message + sizeof head - 1, n_data);
+    assert_true(heap.n_bytes <= n_data + 16384);
+    request_free(q);
+    assert_int_equal(heap.n_live, 0);
+    free(message);
+}
+
+/* The commit of the vectors is that of a stream with nothing but their first chunk, as README.md hashes it.
+ */
+static request *digest_chunk, *digest_commit;
+
+static void keep_for_digest(const json_t *row) {
+    request **kept = !strcmp(text_at(row, "name"), "a chunk that is a whole tensor") ? &digest_chunk
+                     : !strcmp(text_at(row, "name"), "weights_commit")               ? &digest_commit
+                                                                                     : NULL;
+    request_failure failure;
+    uint8_t *frame;
+    if (!kept) return;
+    size_t n = hex_bytes(text_at(row, "hex"), &frame);
+    assert_true(request_decode(kept, frame, n, WIRE_MAX_MESSAGE, NULL, &failure));
+    free(frame);
+}
+
+static void the_digest_of_the_vectors_is_that_of_their_chunk(void **state) {
+    (void)state;
+    each_row("tests/vectors/requests.jsonl", keep_for_digest);
+    assert_true(digest_chunk && digest_commit);
+    const request_chunk *c = &digest_chunk->chunk;
+    const uint64_t head[] = {c->dtype, c->n_dims, c->shape[0]};
+    char digest[REQUEST_DIGEST + 1];
+    XXH3_state_t *h = XXH3_createState();
+    assert_int_equal(c->n_dims, 1);
+    XXH3_128bits_reset(h);
+    XXH3_128bits_update(h, c->name.bytes, c->name.n + 1);
+    XXH3_128bits_update(h, head, sizeof head);
+    XXH3_128bits_update(h, c->data, c->n_data);
+    XXH128_hash_t sum = XXH3_128bits_digest(h);
+    snprintf(digest, sizeof digest, "%016" PRIx64 "%016" PRIx64, sum.high64, sum.low64);
+    assert_string_equal(digest, digest_commit->commit.digest.bytes);
+    XXH3_freeState(h);
+    request_free(digest_chunk), request_free(digest_commit);
+}
+
 /* Every prefix and every single changed byte of a real request: nothing to assert but that it ends, in one of
  * two ways. */
 static void damaged_requests_never_crash(void **state) {
@@ -343,6 +457,7 @@ static void check_different_from_plain(const json_t *row) {
     request *again = decode_hex(text_at(row, "hex"));
     json_t *a = request_json(plain), *b = request_json(other);
     json_object_del(a, "compress"), json_object_del(b, "compress");
+    json_object_del(a, "seed"), json_object_del(b, "seed"); /* the caller's matter */
     assert_int_equal(request_rollout_equal(&plain->rollout, &other->rollout), json_equal(a, b));
     assert_true(request_rollout_equal(&other->rollout, &again->rollout));
     json_decref(a), json_decref(b);
@@ -365,8 +480,6 @@ static void every_field_counts(void **state) {
     assert_true(request_rollout_equal(&q, &other[0]));
     size_t i = 0;
     other[i++].n = 2;
-    other[i++].has_seed = true;
-    other[i++].seed = 1;
     other[i++].max_tokens = 255;
     other[i++].min_tokens = 1;
     other[i++].temperature = 0.5;
@@ -385,6 +498,8 @@ static void every_field_counts(void **state) {
     other[i++].kept = true;
     other[i++].text = true;
     other[i++].timeout = 1.0;
+    other[i++].min_weights = 1;
+    other[i++].weights_timeout = 599.0;
     assert_int_equal(i, n);
     for (i = 0; i < n; i++) {
         if (request_rollout_equal(&q, &other[i]) || request_rollout_equal(&other[i], &q))
@@ -421,6 +536,21 @@ static void every_field_of_a_prompt_counts(void **state) {
     request_free(plain);
 }
 
+static void ids_and_seeds_of_requests_do_not_count(void **state) {
+    (void)state;
+    request *a = decode_hex(plain_hex);
+    /* The same with id "s", and seed 9. */
+    request *b = decode_hex(
+        "84a47365656409a474797065a7726f6c6c6f7574a26964a173a770726f6d7074739181a6746f6b656e739105");
+    request_rollout none = b->rollout;
+    none.has_seed = false;
+    assert_true(b->rollout.has_seed && b->rollout.seed == 9);
+    assert_true(request_rollout_equal(&a->rollout, &b->rollout));
+    assert_true(request_rollout_equal(&b->rollout, &a->rollout));
+    assert_true(request_rollout_equal(&b->rollout, &none));
+    request_free(a), request_free(b);
+}
+
 static void how_ids_are_encoded_does_not_matter(void **state) {
     (void)state;
     request *a = decode_hex(plain_hex);
@@ -437,11 +567,14 @@ int main(void) {
         cmocka_unit_test(five_bytes_do_not_allocate),
         cmocka_unit_test(a_message_may_be_as_long_as_the_limit_and_no_longer),
         cmocka_unit_test(undeclared_sizes_cost_in_proportion_and_stop_at_the_limit),
+        cmocka_unit_test(a_chunk_costs_its_bytes_and_little_more),
+        cmocka_unit_test(the_digest_of_the_vectors_is_that_of_their_chunk),
         cmocka_unit_test(damaged_requests_never_crash),
         cmocka_unit_test(decoding_survives_every_allocation_failure),
         cmocka_unit_test(rollouts_are_equal_when_all_their_fields_are),
         cmocka_unit_test(every_field_counts),
         cmocka_unit_test(every_field_of_a_prompt_counts),
+        cmocka_unit_test(ids_and_seeds_of_requests_do_not_count),
         cmocka_unit_test(how_ids_are_encoded_does_not_matter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

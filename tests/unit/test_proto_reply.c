@@ -161,6 +161,10 @@ static bool encode_done(wire_buffer *out, const reply_head *head, const json_t *
                                            .seconds = json_number_value(json_object_get(v, "seconds"))});
 }
 
+static bool encode_weights(wire_buffer *out, const reply_head *head, const json_t *v) {
+    return reply_encode_weights(out, head, weights_of(json_object_get(v, "weights"), 0));
+}
+
 static bool encode_error(wire_buffer *out, const reply_head *head, const json_t *v) {
     wire_error err;
     wire_fail(&err, text_at(v, "code"), text_of(v, "key").bytes, "%s", text_at(v, "message"));
@@ -221,9 +225,10 @@ static bool encode_row(wire_buffer *out, const json_t *row, bool compress, const
     static const struct {
         const char *type;
         bool (*encode)(wire_buffer *out, const reply_head *head, const json_t *value);
-    } encoders[] = {{"pong", encode_pong}, {"status", encode_status}, {"accepted", encode_accepted},
-                    {"done", encode_done}, {"error", encode_error},   {"tokens", encode_tokens},
-                    {"text", encode_text}, {"scores", encode_scores}, {"samples", encode_samples}};
+    } encoders[] = {{"pong", encode_pong},      {"status", encode_status},   {"accepted", encode_accepted},
+                    {"done", encode_done},      {"weights", encode_weights}, {"error", encode_error},
+                    {"tokens", encode_tokens},  {"text", encode_text},       {"scores", encode_scores},
+                    {"samples", encode_samples}};
     const reply_head head = {text_of(row, "id"), compress, allocator};
     for (size_t i = 0; i < sizeof encoders / sizeof *encoders; i++) {
         if (!strcmp(encoders[i].type, text_at(row, "reply")))

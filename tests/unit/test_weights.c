@@ -14,6 +14,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "engine/file_source.h"
 #include "engine/weights_load.h"
 #include "engine/widen.h"
 #include "kernels/cpu/cpu.h"
@@ -147,13 +148,16 @@ static void chunks_and_threads_change_nothing(void **state) {
             checkpoint *c;
             assert_int_equal(checkpoint_open(&c, folder, NULL, &err), COP_OK);
             assert_int_equal(k_open(&other, PRECISION_BF16, n_threads, false, &err), COP_OK);
-            weights *w = mem_zalloc(1, sizeof *w);
-            w->k = other;
-            w->n_layers = whole->n_layers;
-            w->layers = mem_zalloc((size_t)w->n_layers, sizeof *w->layers);
-            if (weights_load(w, c, chunks[i], &err) != COP_OK) fail_msg("%s", err.message);
+            tensor_table tensors;
+            file_source file;
+            weights *w;
+            assert_int_equal(tensor_table_init(&tensors, c, &err), COP_OK);
+            weights_source source = file_source_of(&file, checkpoint_file(c));
+            weights_loading l = {checkpoint_arch(c), &tensors, &source, chunks[i], NULL};
+            if (weights_open_source(&w, other, &l, &err) != COP_OK) fail_msg("%s", err.message);
             check_same(whole, w);
             weights_close(w);
+            tensor_table_free(&tensors);
             checkpoint_close(c);
             k_close(other);
         }

@@ -45,7 +45,7 @@ def frame_of(message):
     return frame if len(frame) <= 2048 or frame[:4] == MAGIC else compress(frame)
 
 
-def good(name, message, type, **fields):
+def good(name, message, type, /, **fields):
     frame = frame_of(message)
     expected = {"type": type, "id": fields.pop("id", "r"), "compress": fields.pop("compress", True), **fields}
     requests.append({"name": name, "hex": frame.hex(), "request": expected})
@@ -59,7 +59,8 @@ def prompt(**fields):
 def rollout(prompts, **fields):
     return {"prompts": prompts, "n": 1, "seed": None, "max_tokens": 256, "min_tokens": 0, "temperature": 1.0, "top_k": 0,
             "top_p": 1.0, "min_p": 0.0, "stop_tokens": None, "stop": [], "tools": None, "logprobs": ["sampling"],
-            "entropy": False, "kept": False, "text": False, "deliver": "sample", "timeout": None, **fields}
+            "entropy": False, "kept": False, "text": False, "deliver": "sample", "timeout": None,
+            "min_weights": 0, "weights_timeout": 600.0, **fields}
 
 
 def ask(**fields):
@@ -114,11 +115,12 @@ good("rollout with every key",
       "seed": 2**53 + 1, "max_tokens": 32, "min_tokens": 32, "temperature": 0.5, "top_k": 1024, "top_p": 0.25, "min_p": 1,
       "stop_tokens": ids(9), "stop": ["\n\n", "é"], "tools": ["calculator"], "logprobs": ["model", "sampling"],
       "entropy": True, "kept": True,
-      "text": True, "deliver": "request", "timeout": 90, "compress": False}, "rollout", compress=False,
+      "text": True, "deliver": "request", "timeout": 90, "min_weights": 2**64 - 1, "weights_timeout": 0.001, "compress": False},
+     "rollout", compress=False,
      **rollout([prompt(tokens=[1, 2, 3], id="line 7", seed="18446744073709551615", enough=3)], n=4, seed="9007199254740993",
                max_tokens=32, min_tokens=32, temperature=0.5, top_k=1024, top_p=0.25, min_p=1.0, stop_tokens=[9],
                stop=["\n\n", "é"], tools=["calculator"], logprobs=["sampling", "model"], entropy=True, kept=True, text=True,
-               deliver="request", timeout=90.0))
+               deliver="request", timeout=90.0, min_weights="18446744073709551615", weights_timeout=0.001))
 good("rollout with empty lists", ask(stop_tokens=[], stop=[], tools=[], logprobs=[]), "rollout",
      **rollout(ONE, stop_tokens=[], tools=[], logprobs=[]))
 good("rollout of one sample index", ask1(sample=4294967295), "rollout", **rollout([prompt(tokens=[5], sample=4294967295)]))
@@ -145,6 +147,63 @@ good("a prompt's empty id", ask1(id=""), "rollout", **rollout([prompt(tokens=[5]
 good("a prompt's id of 1024 bytes", ask1(id="x" * 1024), "rollout", **rollout([prompt(tokens=[5], id="x" * 1024)]))
 good("deliver prompt", ask(deliver="prompt"), "rollout", **rollout(ONE, deliver="prompt"))
 good("as many samples as may be", ask(n=4096, prompts=[{"tokens": [5]}] * 16), "rollout", **rollout(ONE * 16, n=4096))
+good("rollout that waits for weights", ask(min_weights=3, weights_timeout=1e9), "rollout",
+     **rollout(ONE, min_weights=3, weights_timeout=1e9))
+good("ack", {"type": "ack", "id": "r", "target": "other"}, "ack", target="other")
+good("pause", {"type": "pause", "id": "r"}, "pause", mode="finish")
+for m in ("finish", "keep", "abort"):
+    good(f"pause that says {m}", {"type": "pause", "id": "r", "mode": m}, "pause", mode=m)
+good("resume", {"type": "resume", "id": "r"}, "resume")
+
+# XXH3-128 of the tensor that chunk() gives: its name, NUL, then as u64 the dtype 1, rank 1, dim 2, then its bytes.
+DIGEST = "2384df2cfc79624982ca1802e9c6fb90"
+
+
+def weights(**fields):
+    return {"type": "weights", "id": "w", "version": 1, "source": {"path": "p.pt"}, **fields}
+
+
+def chunk(**fields):
+    return {"type": "weights_chunk", "id": "r", "target": "w", "name": "a", "dtype": "BF16", "shape": [2], "offset": 0,
+            "data": bytes.fromhex("803f0040"), **fields}
+
+
+def commit(**fields):
+    return {"type": "weights_commit", "id": "r", "target": "w", "digest": DIGEST, **fields}
+
+
+def good_weights(name, message, **fields):
+    good(name, message, "weights", **{"id": "w", "version": 1, "source": {"path": "p.pt"}, "policy": "finish", **fields})
+
+
+def good_chunk(name, message, /, **fields):
+    good(name, message, "weights_chunk", **{"target": "w", "name": "a", "dtype": "BF16", "shape": [2], "offset": 0,
+                                            "data": "803f0040", **fields})
+
+
+good_weights("weights of a path", weights())
+good_weights("weights of a path of 4096 bytes", weights(source={"path": "é" * 2048}), source={"path": "é" * 2048})
+good_weights("weights of a stream", weights(source={"stream": {"tensors": 1, "bytes": 4}}),
+             source={"stream": {"tensors": 1, "bytes": 4}})
+good_weights("weights of the shortest stream", weights(source={"stream": {"tensors": 1, "bytes": 1}}),
+             source={"stream": {"tensors": 1, "bytes": 1}})
+good_weights("weights with every key", {"compress": False, "policy": "recompute", "version": 2**64 - 1, "id": "w", "type": "weights",
+             "source": {"stream": {"bytes": 2**64 - 1, "tensors": 2**63}}}, compress=False, policy="recompute",
+             version=str(2**64 - 1), source={"stream": {"tensors": str(2**63), "bytes": str(2**64 - 1)}})
+for m in ("finish", "keep", "abort"):
+    good_weights(f"weights that say {m}", weights(policy=m), policy=m)
+good_chunk("a chunk that is a whole tensor", chunk())
+good_chunk("a chunk with its keys in another order", dict(reversed(chunk().items())))
+good_chunk("a chunk of a single number", chunk(dtype="F64", shape=[], data=bytes(8)), dtype="F64", shape=[], data="00" * 8)
+good_chunk("the last element of a tensor", chunk(dtype="F32", shape=[3, 2], offset=20, data=b"\0\0\x80\x3f"), dtype="F32",
+           shape=[3, 2], offset=20, data="0000803f")
+good_chunk("a chunk in the middle", chunk(dtype="F16", shape=[1, 2, 1, 3], offset=4), dtype="F16", shape=[1, 2, 1, 3], offset=4)
+good_chunk("a chunk of nothing", chunk(data=b""), data="")
+good_chunk("a chunk of nothing at the end", chunk(offset=4, data=b""), offset=4, data="")
+good_chunk("a chunk of the largest tensor", chunk(shape=[2**31, 2**31 - 1], offset=2**63 - 2**32 - 4), shape=[2**31, 2**31 - 1],
+           offset=str(2**63 - 2**32 - 4))
+good_chunk("a chunk whose name has 1024 bytes", chunk(name="é" * 512), name="é" * 512)
+good("weights_commit", commit(), "weights_commit", target="w", digest=DIGEST)
 
 # ---- Requests that are refused.
 
@@ -244,7 +303,7 @@ bad("no type", {"id": "r"}, "bad_request", "type", "missing")
 bad("a type that is a number", {"id": "r", "type": 1}, "bad_request", "type", "expected a str")
 bad("a type that nobody knows", {"id": "r", "type": "rolout"}, "unknown_type", "type", "rolout")
 bad("an empty type", {"id": "r", "type": ""}, "unknown_type", "type", "unknown type")
-for t in ("ack", "weights", "weights_chunk", "weights_commit", "pause", "resume", "sleep", "wake"):
+for t in ("sleep", "wake"):
     bad(f"{t} is not built", {"type": t, "id": "r", "target": "x"}, "unsupported", "type", t)
 bad("compress that is no bool", {"type": "ping", "id": "r", "compress": 0}, "bad_request", "compress", "bool")
 bad("an error that is not to be compressed", {"type": "ping", "id": "r", "compress": False, "x": 1}, "bad_request", "x",
@@ -258,8 +317,7 @@ bad("a typo in ping", {"type": "ping", "id": "r", "now": True}, "bad_request", "
 bad("a prompt's key at the top", ask(tokens=[1]), "bad_request", "tokens", "unknown key")
 bad("a key of 300 bytes", ask(**{"k" * 300: 1}), "bad_request", "k" * 64 + "...", "unknown key")
 bad("a key with a newline", ask(**{"a\nb": 1}), "bad_request", "a?b", "unknown key")
-for k, v in (("min_weights", 1), ("weights_timeout", 1), ("model", "m")):
-    bad(f"{k} {v} is not built", ask(**{k: v}), "unsupported", k, k)
+bad("a model to roll out is not built", ask(model="m"), "unsupported", "model", "model")
 bad("a model to score is not built", {"type": "score", "id": "r", "sequences": [[1]], "model": "m"}, "unsupported", "model",
     "model")
 bad("entropy that is no bool", ask(entropy=1), "bad_request", "entropy", "bool")
@@ -314,7 +372,11 @@ bad("deliver of an unknown way", ask(deliver="token"), "bad_request", "deliver",
 
 for v in (0, 0.0, 0.0009, -1, 1.1e9, nan, inf, -inf):
     bad(f"timeout {v}", ask(timeout=v), "bad_request", "timeout", "expected 0.001 to 1e+09")
+    bad(f"weights_timeout {v}", ask(weights_timeout=v), "bad_request", "weights_timeout", "expected 0.001 to 1e+09")
 bad("timeout as str", ask(timeout="1"), "bad_request", "timeout", "expected a number")
+bad("weights_timeout as str", ask(weights_timeout="1"), "bad_request", "weights_timeout", "expected a number")
+bad("min_weights -1", ask(min_weights=-1), "bad_request", "min_weights", "-1: expected an integer of 0 or more")
+bad("min_weights 1.0", ask(min_weights=1.0), "bad_request", "min_weights", "float")
 
 # Prompts.
 bad("a prompt of nothing", ask(prompts=[{}]), "bad_request", "prompts[0]", "exactly one")
@@ -378,6 +440,97 @@ bad("tokenize nothing", {"type": "tokenize", "id": "r"}, "bad_request", "", "exa
 bad("tokenize two things", {"type": "tokenize", "id": "r", "text": "", "messages": [USER]}, "bad_request", "", "exactly one")
 bad("tokenize tokens", {"type": "tokenize", "id": "r", "tokens": [1]}, "bad_request", "tokens", "unknown key")
 bad("detokenize without tokens", {"type": "detokenize", "id": "r"}, "bad_request", "tokens", "missing")
+bad("ack without target", {"type": "ack", "id": "r"}, "bad_request", "target", "missing")
+bad("ack of a target of 129 bytes", {"type": "ack", "id": "r", "target": "x" * 129}, "bad_request", "target", "1 to 128")
+bad("ack of two targets", {"type": "ack", "id": "r", "target": ["a", "b"]}, "bad_request", "target", "expected a str")
+bad("pause in an unknown mode", {"type": "pause", "id": "r", "mode": "recompute"}, "bad_request", "mode",
+    "expected one of finish, keep, abort")
+bad("pause in a mode that is no str", {"type": "pause", "id": "r", "mode": 0}, "bad_request", "mode", "expected a str")
+bad("pause of a target", {"type": "pause", "id": "r", "target": "x"}, "bad_request", "target", "unknown key")
+bad("resume in a mode", {"type": "resume", "id": "r", "mode": "keep"}, "bad_request", "mode", "unknown key")
+
+
+def bad_weights(name, key, says, code="bad_request", without=None, **fields):
+    message = {k: v for k, v in weights(**fields).items() if k != without}
+    bad(name, message, code, key, says, id="w")
+
+
+def bad_chunk(name, key, says, /, without=None, **fields):
+    bad(name, {k: v for k, v in chunk(**fields).items() if k != without}, "bad_request", key, says)
+
+
+# Weights.
+bad_weights("weights without version", "version", "missing", without="version")
+bad_weights("weights without source", "source", "missing", without="source")
+bad_weights("weights of version 0", "version", "cannot accept 0: expected 1 or more", version=0)
+bad_weights("weights of version -1", "version", "-1", version=-1)
+bad_weights("weights of version 1.0", "version", "float", version=1.0)
+bad_weights("weights of a source that is a str", "source", "expected a map", source="p.pt")
+bad_weights("weights of no source", "source", "none of", source={})
+bad_weights("weights of two sources", "source", "several of", source={"path": "p", "stream": {"tensors": 1, "bytes": 1}})
+bad_weights("weights of an unknown source", "source.url", "expected path, stream", source={"url": "x"})
+bad_weights("weights of an empty path", "source.path", "1 to 4096", source={"path": ""})
+bad_weights("weights of a path of 4097 bytes", "source.path", "1 to 4096", source={"path": "x" * 4097})
+bad_weights("weights of a path with a NUL", "source.path", "NUL at byte 1", source={"path": "p\0.pt"})
+bad_weights("weights of a path that ends with a NUL", "source.path", "NUL at byte 1", source={"path": "p\0"})
+bad_weights("weights of a path that is bin", "source.path", "expected a str", source={"path": b"p"})
+bad_weights("weights of a stream that is true", "source.stream", "expected a map", source={"stream": True})
+bad_weights("weights of a stream of unknown length", "source.stream.tensors", "missing", source={"stream": {}})
+bad_weights("weights of a stream without tensors", "source.stream.tensors", "missing", source={"stream": {"bytes": 8}})
+bad_weights("weights of a stream without bytes", "source.stream.bytes", "missing", source={"stream": {"tensors": 1}})
+bad_weights("weights of a stream of 0 tensors", "source.stream.tensors", "1 or more", source={"stream": {"tensors": 0, "bytes": 8}})
+bad_weights("weights of a stream of 0 bytes", "source.stream.bytes", "1 or more", source={"stream": {"tensors": 1, "bytes": 0}})
+bad_weights("weights of a stream with a digest", "source.stream.digest", "expected tensors, bytes",
+            source={"stream": {"tensors": 1, "bytes": 8, "digest": DIGEST}})
+bad_weights("weights with an unknown policy", "policy", "expected one of finish, keep, recompute, abort", policy="wait")
+bad_weights("weights with a policy that is a number", "policy", "expected a str", policy=1)
+bad_weights("weights with a model", "model", "model", code="unsupported", model="m")
+bad_weights("weights with a digest", "digest", "expected type, id, compress, version, source, policy", digest=DIGEST)
+
+# Chunks.
+for k in ("target", "name", "dtype", "shape", "offset", "data"):
+    bad_chunk(f"a chunk without {k}", k, f'missing key "{k}"', without=k)
+bad_chunk("a chunk of an empty target", "target", "1 to 128", target="")
+bad_chunk("a chunk without a name", "name", "1 to 1024", name="")
+bad_chunk("a chunk whose name has 1025 bytes", "name", "1 to 1024", name="x" * 1025)
+bad_chunk("a chunk whose name has a NUL", "name", "NUL at byte 0", name="\0a")
+for v in ("bf16", "torch.bfloat16", "I32"):
+    bad_chunk(f"a chunk of dtype {v}", "dtype", "expected one of F32, BF16, F16, F64", dtype=v)
+bad_chunk("a chunk of dtype 1", "dtype", "expected a str", dtype=1)
+bad_chunk("a chunk whose shape is a number", "shape", "expected an array", shape=2)
+bad_chunk("a chunk of 5 dims", "shape", "5 elements: expected 0 to 4", shape=[1, 1, 1, 1, 2])
+bad_chunk("a chunk of a dim below 0", "shape[0]", "-2", shape=[-2])
+bad_chunk("a chunk of a dim 2.0", "shape[1]", "float", shape=[1, 2.0])
+bad_chunk("a chunk of a tensor without elements", "shape[1]", "cannot accept 0", shape=[2, 0], data=b"")
+bad_chunk("a chunk of no elements and too many", "shape[2]", "cannot accept 0", shape=[2**63, 2**63, 0], data=b"")
+bad_chunk("a chunk of a tensor of 2^63 bytes", "shape", "4294967296 items of 2147483648 bytes (dim 1)", shape=[2**30, 2**32])
+bad_chunk("a chunk of a tensor whose bytes wrap to a few", "shape", "less than 2^63", shape=[2**62 + 1, 2, 2, 1])
+bad_chunk("a chunk of a dim of 2^64-1", "shape", "18446744073709551615 items of 2 bytes (dim 0)", shape=[2**64 - 1])
+for d, n, size in (("F32", 4, 4), ("BF16", 2, 2), ("F16", 2, 2), ("F64", 8, 8)):
+    bad_chunk(f"a chunk of {d} at a wrong offset", "offset", f"cannot accept {n - 1}: expected a multiple of {n}", dtype=d,
+              shape=[4], offset=n - 1, data=b"")
+    bad_chunk(f"a chunk of {d} with half an element", "data", f"cannot accept {n + n // 2} bytes: expected a multiple of {n}",
+              dtype=d, shape=[4], data=bytes(n + n // 2))
+bad_chunk("a chunk at an offset below 0", "offset", "-2", offset=-2)
+bad_chunk("a chunk at an offset that is no integer", "offset", "float", offset=0.0)
+bad_chunk("a chunk behind its tensor", "offset", "cannot accept 6: expected at most 4", offset=6, data=b"")
+bad_chunk("a chunk at the last offset of all", "offset", "expected at most 4", offset=2**64 - 2)
+bad_chunk("a chunk that passes the end", "data", "4 bytes at offset 2: expected at most 2, the tensor has 4", offset=2)
+bad_chunk("a chunk that is too long", "data", "6 bytes at offset 0: expected at most 4", data=bytes(6))
+bad_chunk("a chunk that is longer than a single number", "data", "4 bytes at offset 0: expected at most 2", shape=[])
+bad_chunk("a chunk whose data is a str", "data", "type str: expected bin", data="abcd")
+bad_chunk("a chunk whose data is an array", "data", "type array: expected bin", data=[1.0, 2.0])
+bad_chunk("a chunk with a digest", "digest", "expected type, id, compress, target, name, dtype, shape, offset, data", digest=DIGEST)
+
+# Commits.
+bad("a commit without target", {"type": "weights_commit", "id": "r", "digest": DIGEST}, "bad_request", "target", "missing")
+bad("a commit without digest", {"type": "weights_commit", "id": "r", "target": "w"}, "bad_request", "digest", "missing")
+bad("a commit of an empty target", commit(target=""), "bad_request", "target", "1 to 128")
+for name, v in (("31 digits", DIGEST[:-1]), ("33 digits", DIGEST + "0"), ("capitals", DIGEST.upper()), ("no digits", ""),
+                ("a g", DIGEST[:-1] + "g"), ("a NUL", DIGEST[:-1] + "\0"), ("a NUL after it", DIGEST + "\0")):
+    bad(f"a commit whose digest has {name}", commit(digest=v), "bad_request", "digest", "expected 32 lower-case hex digits")
+bad("a commit whose digest is bin", commit(digest=bytes(16)), "bad_request", "digest", "expected a str")
+bad("a commit with a version", commit(version=1), "bad_request", "version", "expected type, id, compress, target, digest")
 
 # ---- Replies.  `value` is the struct; `message` the bare bytes; arrays of numbers are JSON arrays in `value`.
 
@@ -402,6 +555,7 @@ reply("accepted", "accepted", {**accepted, "seed": str(2**63)}, accepted)
 done = {"samples": 8, "prompt_tokens": 5, "cached_tokens": 0, "sampled_tokens": 700, "forced_tokens": 12, "seconds": 0.25}
 reply("done of a rollout", "done", done, done)
 reply("done of a cancel", "done", None, {})
+reply("weights", "weights", {"weights": W}, {"weights": W}, id="w")
 reply("error", "error", {"code": "bad_request", "message": "cannot accept 0: expected 1 to 4096", "key": "n"},
       {"code": "bad_request", "message": "cannot accept 0: expected 1 to 4096", "key": "n"})
 reply("error without id or key", "error", {"code": "bad_request", "message": "no map"}, {"code": "bad_request", "message": "no map"},

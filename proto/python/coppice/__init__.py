@@ -10,12 +10,12 @@ from .client import Client, Rollout
 from .dataset import Record, read_dataset, read_shard
 from .errors import (Asleep, BadRequest, ConnectionLost, CoppiceError, Draining, DuplicateId, InternalError, ModelError,
                      NotFound, Overloaded, ProtocolError, RequestTimeout, Timeout, TooLarge, TooLong, UnknownType,
-                     Unsupported, WorkerChanged)
+                     Unsupported, WorkerChanged, WorkersDiffer)
 from .sample import Sample, Score, Scores, Text, ToolCall, WeightsRun
 
 __version__ = "0.1.0"
 
 __all__ = ["Asleep", "BadRequest", "Client", "ConnectionLost", "CoppiceError", "Draining", "DuplicateId", "InternalError",
            "ModelError", "NotFound", "Overloaded", "ProtocolError", "Record", "RequestTimeout", "Rollout", "Sample", "Score", "Scores",
-           "Text", "Timeout", "ToolCall", "TooLarge", "TooLong", "UnknownType", "Unsupported", "WeightsRun", "WorkerChanged",
+           "Text", "Timeout", "ToolCall", "TooLarge", "TooLong", "UnknownType", "Unsupported", "WeightsRun", "WorkerChanged", "WorkersDiffer",
            "read_dataset", "read_shard"]

@@ -1,163 +1,27 @@
-"""The client: one connection, any number of requests in flight."""
+"""The client: any number of requests in flight, to one worker or spread over several."""
 from __future__ import annotations
 
+import secrets
 import time
 import uuid
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+import weakref
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from . import errors, wire
+from .link import Curve, Key, Link, Patience, Pending, Whole
+from .prompts import Message, Prompt, Prompts, estimated_tokens, prompt_map, prompt_maps
+from .rollout import Part, Rollout
 from .sample import Sample, Scores, Text
+from .weights import CHUNK_BYTES, Update, Version, tensors_of
 
-Message = Mapping[str, Any]
-Prompt = Union[str, wire.Tokens, Sequence[Message], Mapping[str, Any]]
+__all__ = ["Client", "Message", "Prompt", "Rollout", "prompt_map", "prompt_maps"]
 
-CONNECT_SECONDS = 5.0  # after which there is no worker at an endpoint that has never answered
-
-
-def prompt_map(prompt: Prompt) -> Dict[str, Any]:
-    """A prompt as the protocol has it.
-
-    prompt  a str (`text`), token ids as a list or a one-dimensional numpy array (`tokens`), a list of message dicts
-            (`messages`), or a dict with the protocol's keys, whose `tokens` and `prefix` may be lists or arrays too
-    """
-    if isinstance(prompt, Mapping):
-        return {k: wire.pack_tokens(v) if k in ("tokens", "prefix") and not isinstance(v, bytes) else v
-                for k, v in prompt.items()}
-    if isinstance(prompt, str):
-        return {"text": prompt}
-    if isinstance(prompt, np.ndarray):
-        return {"tokens": wire.pack_tokens(prompt)}
-    if isinstance(prompt, Iterable):
-        items = list(prompt)
-        if items and all(isinstance(m, Mapping) for m in items):
-            return {"messages": items}
-        return {"tokens": wire.pack_tokens(items)}
-    raise TypeError(f"cannot use a {type(prompt).__name__} as a prompt: expected str, token ids, messages or a dict")
-
-
-def prompt_maps(prompts: Union[str, Mapping[str, Any], Iterable[Prompt]]) -> List[Dict[str, Any]]:
-    """All prompts of a request; a single str or dict counts as one prompt."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompt_map(prompts)]
-    prompts = list(prompts)
-    if prompts and isinstance(prompts[0], (int, np.integer)):
-        raise TypeError("cannot use a list of ints as prompts: for one prompt of token ids, write [[1, 2, 3]]")
-    return [prompt_map(p) for p in prompts]
-
-
-class _Pending:
-    """A request that waits for replies.  `frame` is kept to be sent again after a reconnect."""
-
-    def __init__(self, frame: bytes) -> None:
-        self.frame = frame
-        self.error: Optional[errors.CoppiceError] = None
-        self.reply: Optional[Dict[str, Any]] = None
-
-    @property
-    def finished(self) -> bool:
-        return self.error is not None or self.reply is not None
-
-    def frame_again(self) -> bytes:
-        """The frame to send after a reconnect."""
-        return self.frame
-
-    def take(self, reply: Dict[str, Any]) -> None:
-        self.reply = reply
-
-
-class Rollout(_Pending):
-    """A rollout in progress.  Iterating yields samples as they arrive, from the first one on, and raises the error that
-    ended the rollout, if one did.
-
-    id        the request's id
-    samples   list of Sample that have arrived, in order of arrival
-    accepted  dict {samples, seed, weights, numerics} once the worker has taken the request, else None
-    done      dict {samples, prompt_tokens, cached_tokens, sampled_tokens, forced_tokens, seconds} at the end, else None
-    """
-
-    def __init__(self, client: "Client", id: str, frame: bytes) -> None:
-        super().__init__(frame)
-        self._client = client
-        self.id = id
-        self.samples: List[Sample] = []
-        self.accepted: Optional[Dict[str, Any]] = None
-        self._seen: Set[Tuple[int, int]] = set()
-
-    @property
-    def done(self) -> Optional[Dict[str, Any]]:
-        return self.reply
-
-    def take(self, reply: Dict[str, Any]) -> None:
-        kind = reply.get("type")
-        if kind == "samples":
-            for m in reply.get("samples", ()):
-                self._take_sample(Sample.from_wire(m))
-        elif kind == "accepted":
-            self._take_accepted(_body(reply))
-        elif kind == "done":
-            self.reply = _body(reply)
-
-    def frame_again(self) -> bytes:
-        """With the seed that the worker drew, if it did: a worker that was restarted would draw another."""
-        if self.accepted is None or "seed" not in self.accepted:
-            return self.frame
-        return wire.pack({"seed": self.accepted["seed"], **wire.unpack(self.frame)})
-
-    def _take_accepted(self, accepted: Dict[str, Any]) -> None:
-        """The second one, after a reconnect, must promise what the first did."""
-        if self.accepted is None:
-            self.accepted = accepted
-            return
-        differ = [f"{what} {was} before, {now} now" for what, was, now in zip(("weights", "numerics"), _promise(self.accepted),
-                                                                             _promise(accepted)) if was != now]
-        if differ:
-            self._client._send(wire.pack({"type": "cancel", "id": str(uuid.uuid4()), "target": self.id}))
-            raise errors.WorkerChanged("cannot go on with the rollout after a reconnect, the worker is another one: "
-                                       f"{'; '.join(differ)}; start it anew")
-
-    def _take_sample(self, sample: Sample) -> None:
-        """A worker that was restarted generates again what had arrived already."""
-        at = sample.prompt, sample.sample
-        if at not in self._seen:
-            self._seen.add(at)
-            self.samples.append(sample)
-
-    def __iter__(self) -> Iterator[Sample]:
-        n = 0
-        while True:
-            while n < len(self.samples):
-                n += 1
-                yield self.samples[n - 1]
-            if self.finished:
-                break
-            self._client._pump()
-        if self.error:
-            raise self.error
-
-    def wait(self, timeout: Optional[float] = None) -> List[Sample]:
-        """All samples, sorted by prompt and sample index.
-
-        timeout  seconds to wait at most (then Timeout is raised and the rollout goes on); None: as long as the worker lives
-        """
-        self._client._wait(self, timeout)
-        return sorted(self.samples, key=lambda s: (s.prompt, s.sample))
-
-    def cancel(self) -> None:
-        """Ask for the end: unfinished samples come back as "cancelled" with what they have."""
-        self._client.cancel(self.id)
-
-
-def _body(reply: Mapping[str, Any]) -> Dict[str, Any]:
-    return {k: v for k, v in reply.items() if k not in ("type", "id")}
-
-
-def _promise(accepted: Mapping[str, Any]) -> Tuple[Any, Any]:
-    """What an `accepted` says of the bits to come: the digest of the weights, and the numerics."""
-    return (accepted.get("weights") or (0, None))[1], accepted.get("numerics")
+LOST_SECONDS = 2.0  # that a lost connection may take to come back before another worker takes over
+SETTLE_SECONDS = 1.0  # that a new client waits for those of its workers that do not answer at once
+STREAM_FRAMES = 4  # of a stream of weights that wait in a socket
 
 
 def _given(**keys: Any) -> Dict[str, Any]:
@@ -165,67 +29,103 @@ def _given(**keys: Any) -> Dict[str, Any]:
     return {k: v for k, v in keys.items() if v is not None}
 
 
-class Client:
-    """A connection to a worker.  Requests run side by side, told apart by their ids; one thread at a time may use it.
+class _Judgement(Whole):
+    """A ping that tells whether a worker that cancelled samples unasked is on its way out."""
 
-    endpoint    such as "tcp://127.0.0.1:5555" or "ipc:///run/coppice.sock"
-    timeout     seconds that the worker may take to answer a ping before a wait raises Timeout
+    def __init__(self, client: "Client", part: Part, done: Dict[str, Any], frame: bytes) -> None:
+        super().__init__(frame)
+        self._client, self._part, self._done = client, part, done
+
+    def take(self, reply: Dict[str, Any]) -> None:
+        super().take(reply)
+        link = self._part.link
+        if reply.get("state") == "draining":
+            link.gone = True
+            self._client._move(self._part)
+        else:
+            link.pending.pop(self._part.id, None)
+            self._part.end(self._done)
+
+
+class _Asked(Pending):
+    """A request with one reply."""
+
+    def __init__(self, link: Link, message: Mapping[str, Any]) -> None:
+        self._link, self._id = link, str(uuid.uuid4())
+        super().__init__(wire.pack({"type": message["type"], "id": self._id, **message}))
+        link.start(self._id, self)
+
+    def forget(self) -> None:
+        """Nobody waits any more."""
+        self._link.pending.pop(self._id, None)
+
+
+class Client:
+    """A connection to a worker, or to several.  Requests run side by side, told apart by their ids; one thread at a time may
+    use it.
+
+    endpoint    such as "tcp://127.0.0.1:5555" or "ipc:///run/coppice.sock"; or a list of such
+    timeout     seconds that the worker may take to answer a ping before the connection is made anew
     silence     seconds without any reply after which a wait sends that ping; long rollouts are silent, dead workers too.
                 A wait for a worker that was never there raises ConnectionLost after as long, at most 5 s
+    patience    seconds without any reply after which a wait raises Timeout; None: silence + 3 x timeout.  Rollouts stay open:
+                a later wait takes them up again.  With several workers: how long all of them may be gone
     server_key  CURVE: the server's public key (40 characters, Z85).  Today's worker has no CURVE: this is for a proxy that has
     public_key, secret_key  CURVE: this client's pair; made up if only server_key is given
     context     a zmq.Context to share; the client makes its own otherwise
 
-    A lost connection is found again by itself, and open requests are sent again under the same ids.  A worker that was
-    restarted meanwhile begins them anew, with the same seed; samples that had arrived come only once.  If its weights or
-    numerics are others, the rollout ends in WorkerChanged.  To attach to a rollout that still runs is not built yet: a worker
-    that lost just the connection may still be at it, and then the rollout ends in DuplicateId.
+    A lost connection is found again by itself, and open requests are sent again under the same ids: the worker goes on with
+    them as if nothing had happened.  A worker that was restarted begins them anew, with the same seed; samples that had
+    arrived come only once.  If it has other numerics, or weights that no sample was made with, the rollout ends in
+    WorkerChanged.
+
+    With several workers a rollout's prompts are spread by the tokens that each has still to generate; all samples of a prompt
+    come from one worker.  When a worker is gone (its connection lost for 2 s, or silent and without an answer to a ping, or
+    ending), another takes over what it had open, with the same seed; one that comes back is used again.  Which worker
+    generates a sample makes no difference to its bits, so all must have the same weights and numerics; where they have not,
+    rollouts end in WorkersDiffer.
     """
 
-    def __init__(self, endpoint: str, timeout: float = 10.0, silence: float = 10.0, *,
-                 server_key: Union[str, bytes, None] = None, public_key: Union[str, bytes, None] = None,
-                 secret_key: Union[str, bytes, None] = None, context: Optional[zmq.Context] = None) -> None:
+    def __init__(self, endpoint: Union[str, Sequence[str]], timeout: float = 10.0, silence: float = 10.0, *,
+                 patience: Optional[float] = None, server_key: Key = None, public_key: Key = None, secret_key: Key = None,
+                 context: Optional[zmq.Context] = None) -> None:
+        endpoints = [endpoint] if isinstance(endpoint, str) else list(endpoint)
+        if not endpoints or len(set(endpoints)) < len(endpoints):
+            raise ValueError(f"cannot connect to {endpoints}: expected one endpoint or more, each once")
         self.endpoint = endpoint
+        self.endpoints = endpoints
         self.timeout = timeout
         self.silence = silence
-        self._pending: Dict[str, _Pending] = {}
-        self._ping_id: Optional[str] = None  # of the ping that ends a silence
-        self._deadline = 0.0  # when a silence becomes too long
-        self._connected = False
+        self.patience = silence + 3 * timeout if patience is None else patience
+        self._curve = Curve(server_key, public_key, secret_key) if server_key is not None else None
         self._own_context = context is None
         self._context = context or zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = 500
-        self._socket.sndhwm = self._socket.rcvhwm = 0
-        if server_key is not None:
-            self._use_curve(server_key, public_key, secret_key)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        self._socket.connect(endpoint)
         self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
-
-    def _use_curve(self, server_key: Union[str, bytes], public_key: Union[str, bytes, None],
-                   secret_key: Union[str, bytes, None]) -> None:
-        if (public_key is None) != (secret_key is None):
-            raise ValueError("cannot use one key of a pair: give public_key and secret_key, or neither")
-        if public_key is None:
-            public_key, secret_key = zmq.curve_keypair()
-        as_bytes = lambda key: key.encode() if isinstance(key, str) else key
-        self._socket.curve_serverkey = as_bytes(server_key)
-        self._socket.curve_publickey = as_bytes(public_key)
-        self._socket.curve_secretkey = as_bytes(secret_key)
+        self._closed = False
+        self._several = len(endpoints) > 1
+        alone = Patience(silence, timeout, self.patience)
+        spread = Patience(silence, timeout, 0.0, LOST_SECONDS)
+        self._links = [Link(e, self._context, self._poller, spread if self._several else alone, self._curve)
+                       for e in endpoints]
+        self._update_links: List[Link] = []
+        self._updating = False
+        self._open: Dict[str, Rollout] = {}
+        self._known: "weakref.WeakValueDictionary[str, Rollout]" = weakref.WeakValueDictionary()
+        self._homeless: List[Part] = []  # parts whose worker is gone and for which there is no other now
+        self._homeless_since = 0.0
+        self._settled_by = time.monotonic() + SETTLE_SECONDS
 
     def close(self) -> None:
         """Close the connection.  Requests that are still open end in ConnectionLost here; the worker goes on with them."""
-        if self._socket.closed:
+        if self._closed:
             return
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close()
-        for pending in self._pending.values():
-            pending.error = errors.ConnectionLost("the client was closed before the request ended")
-        self._pending.clear()
+        self._closed = True
+        why = "the client was closed before the request ended"
+        for link in self._links + self._update_links:
+            link.close(why)
+        homeless, self._homeless = self._homeless, []
+        for part in homeless:
+            part.fail(errors.ConnectionLost(why))
         if self._own_context:
             self._context.term()
 
@@ -235,9 +135,9 @@ class Client:
     def __exit__(self, *exc: Any) -> None:
         self.close()
 
-    # ---- Requests.
+    # ---- Rollouts.
 
-    def rollout(self, prompts: Union[str, Mapping[str, Any], Iterable[Prompt]], *, n: Optional[int] = None,
+    def rollout(self, prompts: Prompts, *, n: Optional[int] = None,
                 seed: Optional[int] = None, max_tokens: Optional[int] = None, min_tokens: Optional[int] = None,
                 temperature: Optional[float] = None, top_k: Optional[int] = None, top_p: Optional[float] = None,
                 min_p: Optional[float] = None, stop_tokens: Optional[wire.Tokens] = None,
@@ -253,45 +153,190 @@ class Client:
         n            samples per prompt
         seed         u64; with the same seed, weights and prompts the same samples come back, bit for bit
         max_tokens   tokens per sample, sampled and forced together
+        min_tokens   before which nothing but a forced stop token ends a sample
         temperature  0 (argmax), or 0.001 to 100
         top_k, top_p, min_p  truncation; 0, 1.0, 0.0 are off
         stop_tokens  ids that end a sample, instead of the model's
         stop         at most 16 strings of 1 to 256 bytes; a sample ends with the token that completes one of them
+        tools        names of tools that the model may call; [] for none
         logprobs     which to return: "sampling" (of the distribution drawn from), "model" (whole vocabulary, temperature 1)
         entropy      also return the entropy of the distribution that each token was drawn from
         kept         also return the ids that survived truncation; needs top_k
         text         also return the completions' text
         deliver      "sample" as each ends, "prompt" when all of one's have, or "request"
         timeout      seconds after which the worker cancels what is unfinished
-        id           1 to 128 bytes, global to the worker; a UUID by default.  That of a rollout in flight is refused (DuplicateId)
-        min_weights, weights_timeout, model  not built yet: the worker answers Unsupported
+        min_weights  begin only once weights of this version, or a later one, are in use ...
+        weights_timeout  ... for which to wait at most so many seconds (then RequestTimeout)
+        model        which one of the worker's models
+        id           1 to 128 bytes, global to the worker; a UUID by default.  One that the worker knows attaches to that
+                     rollout, which must have asked for the same (else DuplicateId).  With several workers "/" and a number are
+                     added
         """
+        if self._closed:
+            raise errors.ConnectionLost("cannot send a request: the client is closed")
         id = id or str(uuid.uuid4())
-        message = {"type": "rollout", "id": id, "prompts": prompt_maps(prompts)}
-        message.update(_given(n=n, seed=seed, max_tokens=max_tokens, min_tokens=min_tokens, temperature=temperature,
-                              top_k=top_k, top_p=top_p, min_p=min_p, stop=stop, tools=tools, logprobs=logprobs,
-                              entropy=entropy, kept=kept, text=text, deliver=deliver, compress=compress, timeout=timeout,
-                              min_weights=min_weights, weights_timeout=weights_timeout, model=model))
+        if id in self._open:
+            raise errors.DuplicateId(f'cannot send a request: "{id}" is in use by another one of this client', "id")
+        maps = prompt_maps(prompts)
+        keys = _given(n=n, seed=seed, max_tokens=max_tokens, min_tokens=min_tokens, temperature=temperature,
+                      top_k=top_k, top_p=top_p, min_p=min_p, stop=stop, tools=tools, logprobs=logprobs,
+                      entropy=entropy, kept=kept, text=text, deliver=deliver, compress=compress, timeout=timeout,
+                      min_weights=min_weights, weights_timeout=weights_timeout, model=model)
         if stop_tokens is not None:
-            message["stop_tokens"] = wire.pack_tokens(stop_tokens)
-        rollout = Rollout(self, id, wire.pack(message))
-        self._start(id, rollout)
+            keys["stop_tokens"] = wire.pack_tokens(stop_tokens)
+        if self._several:  # every worker must draw alike
+            keys.setdefault("seed", secrets.randbelow(1 << 53))
+        rollout = Rollout(self, id, bounded=timeout is not None or any("enough" in m for m in maps))
+        self._spread(rollout, maps, keys)
+        self._open[id] = self._known[id] = rollout
         return rollout
 
-    def ping(self, timeout: Optional[float] = None) -> Dict[str, Any]:
-        """What answers: {version, protocol, model, weights, backend, numerics, state}.  timeout: seconds, at most."""
-        return self._ask({"type": "ping"}, timeout)
+    def _spread(self, rollout: Rollout, maps: List[Dict[str, Any]], keys: Dict[str, Any]) -> None:
+        """Make the parts and send them: each prompt goes to the worker that has least to do, those before it included."""
+        costs = [keys.get("max_tokens", 256) + estimated_tokens(m) // keys.get("n", 1) for m in maps]
+        shares: List[Tuple[Optional[Link], List[int]]] = [(self._links[0], list(range(len(maps))))]
+        if self._several:
+            self._settle()
+            links = self._usable() or [None]
+            load = [self._outstanding(link) if link else 0 for link in links]
+            shares = [(link, []) for link in links]
+            for prompt, cost in enumerate(costs):
+                least = load.index(min(load))
+                load[least] += cost * keys.get("n", 1)
+                shares[least][1].append(prompt)
+            shares = [share for share in shares if share[1]] or shares[:1]  # no prompts: a worker says what is wrong with that
+        for link, mine in shares:
+            id = f"{rollout.id}/{len(rollout._parts)}" if self._several else rollout.id
+            message = {"type": "rollout", "id": id, "prompts": [maps[i] for i in mine], **keys}
+            part = Part(rollout, id, message, mine, [costs[i] for i in mine])
+            part.link = link or self._links[0]
+            rollout._parts.append(part)
+            if link is None:
+                self._put_aside(part)
+            else:
+                self._start_part(part)
 
-    def status(self) -> Dict[str, Any]:
-        """The worker's counters: rows, pages and queue now, tokens and samples since its start."""
-        return self._ask({"type": "status"})
+    def _start_part(self, part: Part) -> None:
+        try:
+            part.link.start(part.id, part)
+        except errors.ConnectionLost:
+            if not self._several:
+                raise
+            part.link.gone = True
+            self._move(part)
 
     def cancel(self, target: str) -> None:
         """End the rollout with the id `target`.  Raises NotFound if there is none."""
-        self._ask({"type": "cancel", "target": target})
+        rollout = self._open.get(target)
+        if rollout is None or not self._several:
+            if rollout is not None:
+                rollout._cancelled = True
+            self._ask_owners({"type": "cancel"}, [(link, target) for link in self._links])
+            return
+        rollout._cancelled = True
+        for part in [p for p in rollout._parts if p in self._homeless]:
+            self._homeless.remove(part)
+            part.end({})
+        self._ask_owners({"type": "cancel"}, [(p.link, p.id) for p in rollout._parts if not p.finished], missing_is_fine=True)
+
+    def ack(self, id: str) -> None:
+        """The results of the rollout with this id are stored: the worker need not keep them for a client that asks again.
+        Raises NotFound if it has none, BadRequest before the rollout has ended."""
+        rollout = self._known.get(id)
+        owners = [(p.link, p.id) for p in rollout._parts] if rollout else [(link, id) for link in self._links]
+        self._ask_owners({"type": "ack"}, owners)
+
+    def _ack(self, rollout: Rollout) -> None:
+        owners = [(p.link, p.id) for p in rollout._parts if not (self._several and p.link.gone)]
+        self._ask_owners({"type": "ack"}, owners, missing_is_fine=True)
+
+    def _ask_owners(self, message: Dict[str, Any], owners: Sequence[Tuple[Link, str]], missing_is_fine: bool = False) -> None:
+        """Ask about targets where they are.  NotFound counts if nobody knows any, or not at all; after a reconnect it means
+        that the request had been carried out."""
+        asked = [_Asked(link, {**message, "target": target}) for link, target in owners]
+        self._wait_for(asked)
+        missing = [p.error for p in asked if isinstance(p.error, errors.NotFound)]
+        for p in asked:
+            if p.error is not None and not isinstance(p.error, errors.NotFound):
+                raise p.error
+        if missing and len(missing) == len(asked) and not missing_is_fine and not any(p.again for p in asked):
+            raise missing[0]
+
+    # ---- Weights.
+
+    def update_weights(self, version: int, path: Optional[str] = None, tensors: Optional[Mapping[str, Any]] = None, *,
+                       policy: str = "finish", timeout: float = 600.0, chunk_bytes: int = CHUNK_BYTES) -> Version:
+        """Bring new weights and wait until they are in use; rollouts of this client go on meanwhile.  Returns (version, digest).
+
+        version  higher than the one in use
+        path     a checkpoint that the worker can read: a directory as its --model takes, or a .pt file; or instead of it
+        tensors  name -> a numpy array, a torch tensor (on any device), or a tuple (dtype name such as "BF16", shape, bytes).
+                 They are sent as they are, one at a time in memory; a leading `_orig_mod.` of a name is left out
+        policy   of samples that run: "finish" them with the old weights, "keep" their cache and go on with the new,
+                 "recompute" the cache with the new and go on, or "abort" them
+        timeout  seconds for all of it.  While the worker is `overloaded` it is asked again and again
+        chunk_bytes  of a message with a piece of a tensor; a multiple of 8
+
+        All or nothing: after an error the worker goes on with the weights that it had.  A connection that is lost in the middle
+        begins the whole update again.  With several workers all must succeed: the error tells which did not, and those that
+        did keep the new weights.
+        """
+        if (path is None) == (tensors is None):
+            raise ValueError("cannot tell where the weights are: give `path` or `tensors`, not both")
+        if chunk_bytes < 8 or chunk_bytes % 8:
+            raise ValueError(f"cannot send chunks of {chunk_bytes} bytes: expected a multiple of 8")
+        if self._closed:
+            raise errors.ConnectionLost("cannot send a request: the client is closed")
+        update = Update(self, version, policy, None if path is None else str(path),
+                        None if tensors is None else tensors_of(tensors), chunk_bytes)
+        self._updating = True
+        try:
+            update.run(self.endpoints, time.monotonic() + timeout)
+        finally:
+            self._updating = False
+        for rollout in self._open.values():
+            rollout._digests.update(digest for _, digest in update.in_use.values())
+        if update.failed:
+            raise self._update_error(version, update)
+        if len({digest for _, digest in update.in_use.values()}) > 1:
+            raise errors.WorkersDiffer(f"the workers have different weights of version {version}: " + ", ".join(
+                f"{digest} at {endpoint}" for endpoint, (_, digest) in update.in_use.items()))
+        return update.in_use[self.endpoints[0]]
+
+    def _update_error(self, version: int, update: Update) -> errors.CoppiceError:
+        first = next(iter(update.failed.values()))
+        if not self._several:
+            return first
+        told = "; ".join(f"{endpoint}: {error.message}" for endpoint, error in update.failed.items())
+        others = ", ".join(update.in_use) or "no other"
+        return type(first)(f"could not bring weights {version} to {told} (in use at {others})", first.key, first.retry_after,
+                           first.code)
+
+    def pause(self, mode: str = "finish", timeout: Optional[float] = None) -> None:
+        """Start nothing new until resume(); requests are taken and wait.
+
+        mode  of what runs: "finish" it before this returns, "keep" it as it is, waiting, or "abort" it
+        """
+        self._ask_each({"type": "pause", "mode": mode}, timeout)
+
+    def resume(self, timeout: Optional[float] = None) -> None:
+        """Go on after a pause()."""
+        self._ask_each({"type": "resume"}, timeout)
+
+    # ---- Other requests.
+
+    def ping(self, timeout: Optional[float] = None) -> Any:
+        """What answers: {version, protocol, model, weights, backend, numerics, state}.  With several workers a list of such, in
+        the order of the endpoints, with None for those that are gone.  timeout: seconds, at most."""
+        return self._tell_each({"type": "ping"}, timeout)
+
+    def status(self, timeout: Optional[float] = None) -> Any:
+        """The worker's counters: rows, pages and queue now, tokens and samples since its start.  With several workers a list
+        as of ping()."""
+        return self._tell_each({"type": "status"}, timeout)
 
     def score(self, sequences: Iterable[wire.Tokens], top: int = 0, temperature: float = 1.0) -> Scores:
-        """Log-probabilities of given tokens.
+        """Log-probabilities of given tokens.  With several workers the one that has least to do computes them.
 
         sequences    1 to 4096, each of one or more token ids
         top          also the best `top` (0 to 20) ids per position
@@ -311,117 +356,194 @@ class Client:
         reply = self._ask({"type": "detokenize", "tokens": wire.pack_tokens(tokens)})
         return Text(reply["text"], reply["bytes"])
 
-    # ---- Sending and receiving.
+    # ---- Asking and waiting.
 
-    def _start(self, id: str, pending: _Pending) -> None:
-        if self._socket.closed:
-            raise errors.ConnectionLost("cannot send a request: the client is closed")
-        if id in self._pending:
-            raise errors.DuplicateId(f'cannot send a request: "{id}" is in use by another one of this client', "id")
-        if not self._pending:
-            self._heard()
-        self._send(pending.frame)
-        self._pending[id] = pending
-
-    def _send(self, frame: bytes) -> None:
-        """Queue a frame.  There is no high-water mark, so that only a connection that libzmq has given up, as after a
-        refused handshake, cannot take one; a blocking send would then wait for ever."""
-        try:
-            self._socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
-            raise errors.ConnectionLost(f"cannot send to {self.endpoint}: the connection was refused, perhaps for want of the "
-                                        "right CURVE keys; open a new client") from None
-
-    def _ask(self, message: Dict[str, Any], timeout: Optional[float] = None) -> Dict[str, Any]:
+    def _ask_over(self, link: Link, message: Dict[str, Any], timeout: Optional[float] = None) -> Dict[str, Any]:
         """Send a request that has one reply, and wait for it."""
-        id = str(uuid.uuid4())
-        pending = _Pending(wire.pack({"type": message.pop("type"), "id": id, **message}))
-        self._start(id, pending)
+        pending = _Asked(link, message)
         try:
             self._wait(pending, timeout)
         finally:
-            self._pending.pop(id, None)
-        return _body(pending.reply)
+            pending.forget()
+        return pending.reply
 
-    def _wait(self, pending: _Pending, timeout: Optional[float]) -> None:
+    def _ask(self, message: Dict[str, Any], timeout: Optional[float] = None) -> Dict[str, Any]:
+        """Ask the worker, or the one of several that has least to do."""
+        if self._several:
+            self._settle()
+        return self._ask_over(self._least() or self._links[0], message, timeout)
+
+    def _wait_for(self, asked: Sequence[_Asked], timeout: Optional[float] = None) -> None:
+        """Until all have ended, well or not; Timeout if some have not in time."""
+        try:
+            if not self._pump_until(lambda: all(p.finished for p in asked),
+                                    None if timeout is None else time.monotonic() + timeout):
+                raise errors.Timeout(f"the worker at {self.endpoint} did not answer within {timeout:g} s")
+        finally:
+            for p in asked:
+                p.forget()
+
+    def _ask_each(self, message: Dict[str, Any], timeout: Optional[float]) -> None:
+        """Ask all; the first error is raised when all have answered."""
+        asked = [_Asked(link, message) for link in self._links]
+        self._wait_for(asked, timeout)
+        for p in asked:
+            if p.error is not None:
+                raise p.error
+
+    def _tell_each(self, message: Dict[str, Any], timeout: Optional[float]) -> Any:
+        if not self._several:
+            return self._ask_over(self._links[0], message, timeout)
+        self._settle()
+        asked = [None if link.gone else _Asked(link, message) for link in self._links]
+        self._wait_for([p for p in asked if p], timeout)
+        for p in asked:
+            if p and p.error is not None and not isinstance(p.error, errors.ConnectionLost):
+                raise p.error
+        return [p.reply if p else None for p in asked]
+
+    def _wait(self, pending: Union[Pending, Rollout], timeout: Optional[float]) -> None:
         end = None if timeout is None else time.monotonic() + timeout
-        while not pending.finished:
-            self._pump(end)
-            if end is not None and not pending.finished and time.monotonic() >= end:
-                raise errors.Timeout(f"the worker at {self.endpoint} did not finish within {timeout:g} s")
+        if not self._pump_until(lambda: pending.finished, end):
+            raise errors.Timeout(f"the worker at {self.endpoint} did not finish within {timeout:g} s")
         if pending.error:
             raise pending.error
 
-    def _heard(self) -> None:
-        """The worker is alive: begin a new silence."""
-        if self._ping_id is not None:
-            self._pending.pop(self._ping_id, None)
-            self._ping_id = None
-        patience = self.silence if self._connected else min(self.silence, CONNECT_SECONDS)
-        self._deadline = time.monotonic() + patience
+    def _pump_until(self, true: Callable[[], bool], end: Optional[float]) -> bool:
+        """Receive until something is true; False if it is not by `end`."""
+        while not true():
+            if end is not None and time.monotonic() >= end:
+                return False
+            self._pump(end)
+        return True
 
     def _pump(self, end: Optional[float] = None) -> None:
-        """Take what has arrived; wait for something at most until `end` or the end of the silence."""
-        if self._socket.closed:
+        """Take what has arrived; wait for something at most until `end` or until somebody's silence is too long."""
+        if self._closed:
             raise errors.ConnectionLost("cannot wait for replies: the client is closed")
-        until = self._deadline if end is None else min(self._deadline, end)
-        ready = dict(self._poller.poll(max(0.0, until - time.monotonic()) * 1000))
-        if self._monitor in ready:
-            self._greet()
-        if self._socket in ready:
-            self._heard()
-            while True:
-                try:
-                    frames = self._socket.recv_multipart(zmq.NOBLOCK)
-                except zmq.Again:
-                    return
-                self._dispatch(frames)
-        if time.monotonic() >= self._deadline:
-            self._break_silence()
+        links = self._links + self._update_links
+        until = [link.until() for link in links if link.pending]
+        if end is not None:
+            until.append(end)
+        if self._homeless:
+            until.append(self._homeless_since + self.patience)
+        wait = max(0.0, min(until) - time.monotonic()) if until else 1.0
+        ready = dict(self._poller.poll(wait * 1000))
+        for link in links:
+            link.work(ready)
+        for link in links:
+            if link.pending and not link.closed:
+                self._check(link)
+        if self._homeless:
+            self._house()
 
-    def _greet(self) -> None:
-        """After the first connection, each further one means that the worker knows us no more: send all again."""
-        while self._monitor.poll(0):
-            recv_monitor_message(self._monitor)
-            if self._connected:
-                for pending in list(self._pending.values()):
-                    self._send(pending.frame_again())
+    def _pump_now(self) -> None:
+        self._pump(time.monotonic())
+
+    def _check(self, link: Link) -> None:
+        try:
+            link.check()
+        except errors.ConnectionLost as e:
+            if link in self._update_links:
+                self._fail_all(link, e)
+            elif self._several:
+                self._give_up(link, e)
             else:
-                self._connected = True
-                self._heard()
+                raise
 
-    def _break_silence(self) -> None:
-        if not self._connected:
-            self._heard()  # as below
-            raise errors.ConnectionLost(f"there is no worker at {self.endpoint}: not connected after "
-                                        f"{min(self.silence, CONNECT_SECONDS):g} s")
-        if self._ping_id is not None:
-            self._heard()  # whoever waits again begins a silence of its own
-            raise errors.Timeout(f"the worker at {self.endpoint} was silent for {self.silence:g} s and did not answer a ping "
-                                 f"within {self.timeout:g} s")
-        id = str(uuid.uuid4())
-        ping = _Pending(wire.pack({"type": "ping", "id": id}))
-        self._start(id, ping)
-        self._ping_id = id
-        self._deadline = time.monotonic() + self.timeout
+    def _fail_all(self, link: Link, error: errors.CoppiceError) -> None:
+        for pending in list(link.pending.values()):
+            pending.fail(error)
+        link.pending.clear()
 
-    def _dispatch(self, frames: List[bytes]) -> None:
-        """Give a reply to the request that it belongs to; what belongs to none (any more) is dropped."""
-        if len(frames) != 1:
-            raise errors.ProtocolError(f"cannot read a message of {len(frames)} frames: expected one")
-        reply = wire.unpack(frames[0])
-        id, kind = reply.get("id"), reply.get("type")
-        if kind == "error" and id == "":
-            raise errors.from_reply(reply)  # the worker could not tell whose request it was
-        pending = self._pending.get(id)
-        if pending is None:
+    # ---- Several workers.
+
+    def _usable(self) -> List[Link]:
+        """Those that new work may be given to: the connected ones, or, if none is, those of which nothing is known yet."""
+        here = [link for link in self._links if not link.gone]
+        return [link for link in here if link.connected] or here
+
+    def _outstanding(self, link: Link) -> int:
+        return sum(p.outstanding for p in link.pending.values() if isinstance(p, Part))
+
+    def _least(self) -> Optional[Link]:
+        usable = self._usable()
+        return min(usable, key=self._outstanding) if usable else None
+
+    def _settle(self) -> None:
+        """Learn which workers are there: a new client gives those that have not answered yet a moment."""
+        self._pump_now()
+        while time.monotonic() < self._settled_by and any(not (link.connected or link.gone) for link in self._links):
+            self._pump(self._settled_by)
+
+    def _give_up(self, link: Link, error: errors.CoppiceError) -> None:
+        """The worker is gone: others take over its parts, the rest of what was asked of it fails."""
+        link.gone = True
+        parts = [p for p in link.pending.values() if isinstance(p, Part)]
+        for part in parts:
+            del link.pending[part.id]
+        self._fail_all(link, error)
+        link.renew()
+        for part in parts:
+            self._move(part)
+
+    def _move(self, part: Part) -> None:
+        """To another worker, with all it has: under the same id and seed it gives the same samples there."""
+        part.link.pending.pop(part.id, None)
+        link = self._least()
+        if link is None:
+            self._put_aside(part)
             return
-        if kind == "error":
-            pending.error = errors.from_reply(reply)
-        else:
-            try:
-                pending.take(reply)
-            except (errors.ProtocolError, errors.ConnectionLost) as e:
-                pending.error = e
-        if pending.finished:
-            del self._pending[id]
+        part.link, part.frame = link, part.frame_again()
+        self._start_part(part)
+
+    def _put_aside(self, part: Part) -> None:
+        if not self._homeless:
+            self._homeless_since = time.monotonic()
+        self._homeless.append(part)
+
+    def _house(self) -> None:
+        """Give the parts that have no worker to one that came back.  Raises ConnectionLost if none has for too long."""
+        if any(not link.gone for link in self._links):
+            parts, self._homeless = self._homeless, []
+            for part in parts:
+                if not part.rollout.finished:
+                    self._move(part)
+        elif time.monotonic() >= self._homeless_since + self.patience:
+            self._homeless_since = time.monotonic()  # whoever waits again has patience of his own
+            raise errors.ConnectionLost(f"there is no worker at any of {', '.join(self.endpoints)}")
+
+    # ---- What parts and updates need.
+
+    def _take_over(self, part: Part, error: errors.CoppiceError) -> bool:
+        """Whether a part that failed goes on elsewhere: its worker takes nothing new, others do."""
+        if not (self._several and isinstance(error, errors.Draining)) or self._closed:
+            return False
+        part.link.gone = True
+        self._move(part)
+        return True
+
+    def _judge(self, part: Part, done: Dict[str, Any]) -> bool:
+        """A part has ended with samples that were cancelled unasked; True: it has to go on elsewhere, or that is being found
+        out.  False: a pause or new weights cancelled them, which is for the caller to deal with."""
+        link = part.link
+        if link.gone:
+            self._move(part)
+            return True
+        id = str(uuid.uuid4())
+        link.start(id, _Judgement(self, part, done, wire.pack({"type": "ping", "id": id})))
+        return True
+
+    def _ended(self, rollout: Rollout) -> None:
+        self._open.pop(rollout.id, None)
+
+    def _open_link(self, endpoint: str) -> Link:
+        """A connection for an update, received from like the others until _drop_link()."""
+        link = Link(endpoint, self._context, self._poller, Patience(self.silence, self.patience, 0.0, LOST_SECONDS),
+                    self._curve, high_water=STREAM_FRAMES)
+        self._update_links.append(link)
+        return link
+
+    def _drop_link(self, link: Link) -> None:
+        self._update_links.remove(link)
+        link.close("the update was given up", linger=0)

@@ -73,11 +73,12 @@ def _stop(process: subprocess.Popen, log: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def running_worker(program: str, model: str) -> Iterator[str]:
-    """The endpoint of a worker that lives as long as the context."""
+def running_worker(program: str, model: str, *options: str) -> Iterator[str]:
+    """The endpoint of a worker, with further options of its command line, that lives as long as the context."""
     with tempfile.TemporaryDirectory(prefix="coppice-demo-") as folder:
         endpoint_file, log = pathlib.Path(folder, "endpoint"), pathlib.Path(folder, "log")
-        command = [program, "worker", "--model", model, "--bind", "tcp://127.0.0.1:0", "--endpoint-file", str(endpoint_file)]
+        command = [program, "worker", "--model", model, "--bind", "tcp://127.0.0.1:0", "--endpoint-file", str(endpoint_file),
+                   *options]
         with open(log, "wb") as err:
             try:
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=err, stderr=err)

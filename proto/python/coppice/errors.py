@@ -80,7 +80,7 @@ class NotFound(CoppiceError):
 
 
 class DuplicateId(CoppiceError):
-    """A rollout with this id is in flight already."""
+    """The worker knows a rollout with this id that asks for something else, or this client has one in flight."""
 
     code = "duplicate_id"
 
@@ -116,9 +116,16 @@ class Timeout(ConnectionLost):
 
 
 class WorkerChanged(ConnectionLost):
-    """After a reconnect the worker has other weights or numerics: its samples do not belong to those that had arrived."""
+    """After a reconnect the worker has other numerics, or weights that no sample was made with and that this client did not
+    bring: its samples do not belong to those that had arrived."""
 
     code = "worker_changed"
+
+
+class WorkersDiffer(ConnectionLost):
+    """The workers of one client have different weights or numerics: their samples do not belong together."""
+
+    code = "workers_differ"
 
 
 class ProtocolError(CoppiceError):

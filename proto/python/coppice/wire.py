@@ -16,10 +16,10 @@ _MAGIC = b"\x28\xb5\x2f\xfd"
 Tokens = Union[np.ndarray, Iterable[int]]
 
 
-def pack(message: Mapping[str, Any]) -> bytes:
-    """The frame of a message."""
+def pack(message: Mapping[str, Any], compress: bool = True) -> bytes:
+    """The frame of a message.  compress: if it is long; not worth the time for weights."""
     frame = msgpack.packb(message, use_bin_type=True)
-    return zstandard.compress(frame) if len(frame) >= COMPRESS_BYTES else frame
+    return zstandard.compress(frame) if compress and len(frame) >= COMPRESS_BYTES else frame
 
 
 def _expand(frame: bytes) -> bytes:
