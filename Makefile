@@ -87,12 +87,14 @@ $(VENV)/ready: tests/requirements.txt $(wildcard proto/python/pyproject.toml pro
 	$(Q)$(VENV)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps ./proto/python
 	$(Q)touch $@
 
-# The public index has PyTorch for x86-64 with CUDA only, some gigabytes; where an index with builds for the CPU is reached,
-# TORCH_INDEX=https://download.pytorch.org/whl/cpu saves them.
+# The usual index has PyTorch for x86-64 with CUDA only, some gigabytes: the builds for the CPU are tried first.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
 $(TRAINER)/ready: tests/trainer/requirements.txt $(wildcard proto/python/pyproject.toml proto/python/coppice/*.py)
 	$(Q)echo "  VENV $(TRAINER)"
 	$(Q)[ -x $(TRAINER)/bin/python ] || python3 -m venv $(TRAINER)
-	$(Q)$(if $(TORCH_INDEX),$(TRAINER)/bin/pip install -q --disable-pip-version-check --index-url $(TORCH_INDEX) torch)
+	$(Q)$(TRAINER)/bin/pip install -q --disable-pip-version-check --retries 0 --timeout 10 --index-url $(TORCH_INDEX) torch 2>/dev/null || \
+	  echo "  VENV no PyTorch at $(TORCH_INDEX): taking the one with CUDA"
 	$(Q)$(TRAINER)/bin/pip install -q --disable-pip-version-check -r tests/trainer/requirements.txt
 	$(Q)$(TRAINER)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps ./proto/python
 	$(Q)touch $@
@@ -117,7 +119,7 @@ test: deps                              ## set up and run every test; TESTS=name
 	$(Q)$(MAKE) --no-print-directory check
 
 # Its own, because of PyTorch: a loop that learns, on a worker.
-test-trainer: deps                      ## the loop of a trainer, with PyTorch in a venv of its own (TORCH_INDEX=URL)
+test-trainer: deps                      ## the loop of a trainer, with PyTorch in a venv of its own
 	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all $(TRAINER)/ready
 	$(Q)$(TRAINER)/bin/python tests/run.py --build $B --trainer $(TESTS)
 
