@@ -3,6 +3,7 @@ import struct
 import threading
 
 import msgpack
+import pytest
 import zmq
 
 from coppice import wire
@@ -80,3 +81,17 @@ def all_of(q, text=None):
 
 def error(code, message="why", **more):
     return {"type": "error", "code": code, "message": message, **more}
+
+
+@pytest.fixture
+def worker():
+    """Starts scripted workers; they end with the test."""
+    started = []
+
+    def start(script, **options):
+        started.append(FakeWorker(script, **options))
+        return started[-1]
+
+    yield start
+    for w in started:
+        w.close()

@@ -15,7 +15,7 @@ import zstandard
 
 import coppice
 from coppice import Client, demo, errors, wire
-from fake_worker import DONE, PONG, accepted, sample, samples, u32
+from fake_worker import DONE, PONG, accepted, sample, samples, u32, worker  # noqa: F401
 
 
 def test_ping_and_status_give_the_reply(worker):

@@ -6,7 +6,7 @@ import pytest
 
 import coppice
 from coppice import Client, client as client_module
-from fake_worker import DONE, PONG, accepted, all_of, error, sample, samples
+from fake_worker import DONE, PONG, accepted, all_of, error, sample, samples, worker  # noqa: F401
 
 QUICK = dict(silence=0.3, timeout=0.3, patience=1.5)
 

@@ -9,7 +9,7 @@ import xxhash
 
 import coppice
 from coppice import Client, weights
-from fake_worker import DONE, PONG, accepted, error, sample, samples, u32
+from fake_worker import DONE, PONG, accepted, error, sample, samples, u32, worker  # noqa: F401
 
 DIGEST = "0123456789abcdef" * 2
 
