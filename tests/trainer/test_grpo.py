@@ -44,8 +44,8 @@ def test_a_step_makes_right_answers_likelier_than_wrong_ones():
     assert change[gains > 0].mean() > 0.02 + change[gains < 0].mean()
 
 
-# Measured: |log ratio| 7e-4 on average, 0.07 at most with bf16; 1e-6 and 4e-5 with fp32.
-@pytest.mark.parametrize("precision, mean, most", [("bf16", 4e-3, 0.3), ("f32", 2e-5, 5e-4)])
+# Measured: |log ratio| 7e-4 on average, below 0.1 with bf16; 6e-7 and below 1e-5 with fp32.
+@pytest.mark.parametrize("precision, mean, most", [("bf16", 4e-3, 0.3), ("f32", 5e-6, 1e-4)])
 def test_the_first_importance_ratio_is_1(learned, precision, mean, most):
     results = learned[1] if precision == "bf16" else run(["--precision", "f32"], 2)[1]
     for log_ratio in (r["log_ratio"] for r in results):

@@ -117,6 +117,21 @@ def test_a_worker_that_was_never_there_is_done_without(worker):
         assert client.ping() == [None, {k: v for k, v in PONG.items() if k != "type"}]
 
 
+def test_a_worker_that_comes_late_is_not_given_what_others_have_done(worker, monkeypatch):
+    monkeypatch.setattr(client_module, "SETTLE_SECONDS", 0.0)  # so that both get a part before it is known who is there
+    a, b = pair(worker)
+    a.close()
+    with Client([a.endpoint, b.endpoint], **QUICK) as client:
+        assert at(client.rollout(["one", "two", "three"], id="r")) == [(0, 0), (1, 0), (2, 0)]
+        assert sorted(q["id"] for q in b.of("rollout")) == ["r/0", "r/1"]
+        late = worker(answers, endpoint=a.endpoint)
+        for _ in range(50):
+            if client.ping()[0]:
+                break
+            time.sleep(0.1)
+        assert late.of("ping") and not late.of("rollout")
+
+
 def test_a_worker_that_drains_gives_its_part_to_another(worker):
     a = worker(lambda q: [error("draining")] if q["type"] == "rollout" else answers(q))
     b = worker(answers)
