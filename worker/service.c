@@ -31,7 +31,7 @@ enum {
     MOST_WAIT_SEC = 1000000, /* that zmq_poll() can count in milliseconds */
     PIPE_MESSAGES =
         128,          /* that libzmq holds for a client besides the backlog: they are counted, not weighed */
-    MOMENT_SEC = 1,   /* for clients to read what the end of the grace time has cancelled */
+    MOMENT_SEC = 2,   /* for clients to read what the end of the grace time has cancelled */
     LINGER_MS = 2000, /* for what the sockets still hold at the end */
     REQUESTS_MULTIPLE =
         4, /* times max_message: bytes of messages whose requests are kept, and of those that wait */

@@ -359,6 +359,18 @@ def test_draining_ends_though_a_client_does_not_read(start_worker):
         worker.expect_clean_end()
 
 
+def test_who_reads_again_at_the_end_of_the_grace_time_still_gets_everything(start_worker):
+    worker = start_worker("--max-rows", "16", "--max-backlog", str(BACKLOG), "--grace", "0.3")
+    with slow_client(worker) as slow, worker.client() as other:
+        id = slow.send("rollout", **MANY)
+        wait_until_parked(other, 0)
+        worker.terminate()
+        wait_for(lambda: "grace_over" in worker.stderr.read_text())
+        samples = Rollout(slow.replies(id)).samples
+        assert samples[0]["finish"] == "length" and samples[-1]["finish"] == "cancelled"
+    worker.expect_clean_end()
+
+
 def test_a_step_that_does_not_come_back_ends_the_worker_and_says_where(tmp_path):
     """A step of a second or more, and a hundredth of one is allowed: plain C, one thread, a prompt as long as the context."""
     endpoint, stderr = tmp_path / "endpoint", tmp_path / "stderr"

@@ -380,6 +380,7 @@ def test_what_the_grace_time_cuts_off_is_continued_elsewhere(start_worker, grace
         worker.expect_clean_end()
         assert {s["finish"] for s in r.samples} == {"cancelled"} and r.samples[0]["tokens"] and not r.samples[-1]["tokens"]
         prompts = [{**keys["prompts"][s["prompt"]], "sample": s["sample"], "prefix": s["tokens"]} for s in r.samples]
+        keys["max_tokens"] = 20 + max(len(s["mask"]) for s in r.samples)
         rest = other.rollout(**{**keys, "prompts": prompts, "n": 1}).samples
         whole = other.rollout(**keys).samples
         for s, t, w in zip(r.samples, rest, whole, strict=True):

@@ -205,7 +205,7 @@ def test_rows_that_wait_in_a_pause_go_on_under_the_new_weights(fresh, sets):
 
 
 def test_a_score_ends_under_the_weights_that_it_began_with(fresh, sets):
-    sequences = [np.full(400, 5 + i, "<u4").tobytes() for i in range(60)]
+    sequences = [np.full(400, 5 + i, "<u4").tobytes() for i in range(24)]
     with fresh.client() as client, fresh.client() as other:
         old = client.ask("score", sequences=sequences)
         id = client.send("score", sequences=sequences)
