@@ -275,6 +275,28 @@ def test_all_are_acknowledged_and_cancelled(worker):
     assert len(a.of("pause")) == len(b.of("pause")) == 1
 
 
+def test_a_worker_that_is_gone_need_not_acknowledge(worker):
+    a, b = pair(worker)
+    with Client([a.endpoint, b.endpoint], **QUICK) as client:
+        rollout = client.rollout(["one", "two"], id="r")
+        rollout.wait()
+        a.close()
+        rollout.ack()
+    assert [q["target"] for q in b.of("ack")] == ["r/1"]
+
+
+def test_what_was_cancelled_is_not_taken_over(worker):
+    a, b = pair(worker, lambda q: [accepted()] if q["type"] == "rollout" else [])
+    with Client([a.endpoint, b.endpoint], **QUICK) as client:
+        rollout = client.rollout(["one", "two"], id="r")
+        with pytest.raises(coppice.Timeout):
+            rollout.wait(timeout=0.1)
+        a.close()
+        rollout.cancel()
+        assert at(rollout) == [(1, 0)]
+    assert [q["id"] for q in b.of("rollout")] == ["r/1"]
+
+
 def test_closing_does_not_end_what_runs(worker):
     a, b = pair(worker, lambda q: [accepted()], lambda q: [accepted()])
     client = Client([a.endpoint, b.endpoint])
