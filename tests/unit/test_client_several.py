@@ -117,6 +117,21 @@ def test_a_worker_that_was_never_there_is_done_without(worker):
         assert client.ping() == [None, {k: v for k, v in PONG.items() if k != "type"}]
 
 
+def test_a_worker_that_comes_late_is_not_given_what_others_have_done(worker, monkeypatch):
+    monkeypatch.setattr(client_module, "SETTLE_SECONDS", 0.0)  # so that both get a part before it is known who is there
+    a, b = pair(worker)
+    a.close()
+    with Client([a.endpoint, b.endpoint], **QUICK) as client:
+        assert at(client.rollout(["one", "two", "three"], id="r")) == [(0, 0), (1, 0), (2, 0)]
+        assert sorted(q["id"] for q in b.of("rollout")) == ["r/0", "r/1"]
+        late = worker(answers, endpoint=a.endpoint)
+        for _ in range(50):
+            if client.ping()[0]:
+                break
+            time.sleep(0.1)
+        assert late.of("ping") and not late.of("rollout")
+
+
 def test_a_worker_that_drains_gives_its_part_to_another(worker):
     a = worker(lambda q: [error("draining")] if q["type"] == "rollout" else answers(q))
     b = worker(answers)
@@ -258,6 +273,28 @@ def test_all_are_acknowledged_and_cancelled(worker):
         client.pause()
     assert [q["target"] for q in a.of("ack")] == ["r/0"] * 2 and [q["target"] for q in b.of("ack")] == ["r/1"] * 2
     assert len(a.of("pause")) == len(b.of("pause")) == 1
+
+
+def test_a_worker_that_is_gone_need_not_acknowledge(worker):
+    a, b = pair(worker)
+    with Client([a.endpoint, b.endpoint], **QUICK) as client:
+        rollout = client.rollout(["one", "two"], id="r")
+        rollout.wait()
+        a.close()
+        rollout.ack()
+    assert [q["target"] for q in b.of("ack")] == ["r/1"]
+
+
+def test_what_was_cancelled_is_not_taken_over(worker):
+    a, b = pair(worker, lambda q: [accepted()] if q["type"] == "rollout" else [])
+    with Client([a.endpoint, b.endpoint], **QUICK) as client:
+        rollout = client.rollout(["one", "two"], id="r")
+        with pytest.raises(coppice.Timeout):
+            rollout.wait(timeout=0.1)
+        a.close()
+        rollout.cancel()
+        assert at(rollout) == [(1, 0)]
+    assert [q["id"] for q in b.of("rollout")] == ["r/1"]
 
 
 def test_closing_does_not_end_what_runs(worker):

@@ -36,7 +36,8 @@ class Store:
         elif q["type"] == "weights_chunk":
             self.received.append(q)
         elif q["type"] == "weights_commit":
-            assert q["digest"] == self.digest()
+            if q["digest"] != self.digest():
+                return [{**error("bad_request", "wrong checksum"), "id": id} for id in (self.stream["id"], q["id"])]
             self.version = self.stream["version"]
             return [self.in_use(self.stream["id"]), self.in_use(q["id"])]
         return []

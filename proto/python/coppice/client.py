@@ -251,13 +251,14 @@ class Client:
         self._ask_owners({"type": "ack"}, owners, missing_is_fine=True)
 
     def _ask_owners(self, message: Dict[str, Any], owners: Sequence[Tuple[Link, str]], missing_is_fine: bool = False) -> None:
-        """Ask about targets where they are.  NotFound counts if nobody knows any, or not at all; after a reconnect it means
-        that the request had been carried out."""
+        """Ask about targets where they are.  NotFound counts if nobody knows any, or not at all (nor then that one of several
+        workers is gone); after a reconnect it means that the request had been carried out."""
         asked = [_Asked(link, {**message, "target": target}) for link, target in owners]
         self._wait_for(asked)
         missing = [p.error for p in asked if isinstance(p.error, errors.NotFound)]
+        fine = (errors.NotFound, errors.ConnectionLost) if self._several and missing_is_fine else errors.NotFound
         for p in asked:
-            if p.error is not None and not isinstance(p.error, errors.NotFound):
+            if p.error is not None and not isinstance(p.error, fine):
                 raise p.error
         if missing and len(missing) == len(asked) and not missing_is_fine and not any(p.again for p in asked):
             raise missing[0]
@@ -490,6 +491,9 @@ class Client:
     def _move(self, part: Part) -> None:
         """To another worker, with all it has: under the same id and seed it gives the same samples there."""
         part.link.pending.pop(part.id, None)
+        if part.rollout._cancelled:
+            part.end({})
+            return
         link = self._least()
         if link is None:
             self._put_aside(part)

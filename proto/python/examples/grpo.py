@@ -98,7 +98,7 @@ def advantages(rewards):
 
 def parameter_groups(model, lr):
     """With a rate for each kind of parameter: embeddings are large and each step touches few of their rows."""
-    rates = {"wte": 20 * lr, "value_embeds": 20 * lr}
+    rates = {"wte": 50 * lr, "value_embeds": 50 * lr, "lm_head": 4 * lr}
     rate = lambda name: next((r for part, r in rates.items() if part in name), lr)
     return [{"params": [p], "lr": rate(name)} for name, p in model.named_parameters()]
 
@@ -137,6 +137,7 @@ class Trainer:
     def learn(self, samples, rewards):
         """The gradient steps; returns the log-ratios of the first, None where all samples are as good as each other."""
         gains = advantages(rewards).reshape(-1)
+        gains[gains < 0] *= self.args.negatives
         kept, summed = merged(samples, gains)
         if not kept:
             return None
@@ -212,8 +213,9 @@ def arguments(argv=None):
     number("--eval", int, 256, "questions before and after, that training does not see; 0: none")
     number("--max-tokens", int, 96, "of an answer")
     number("--temperature", float, 1.0, "of the draw, at least 0.001")
+    number("--negatives", float, 1.0, "weight of the answers that are worse than the mean of their question's")
     number("--clip", float, 0.2, "how far the ratio may go from 1 and still count")
-    number("--lr", float, 3e-4, "the optimizer's learning rate")
+    number("--lr", float, 1e-4, "the optimizer's learning rate, of the matrices")
     number("--threads", int, 2, "of PyTorch; part of what makes two runs alike")
     number("--seed", int, 1, "of the questions and the samples")
     return p.parse_args(argv)
