@@ -377,6 +377,17 @@ static void take_frame(service *s, const client_id *client, zmq_msg_t *frame) {
     if (decode(s, client, frame, &r) && !route(s, client, r)) request_free(r);
 }
 
+/* Whether the client hears that a message of its was not kept: it does not read, so there is an end. */
+static bool may_refuse(backlog *b) {
+    if (b->n_refused < REFUSALS_KEPT) {
+        b->n_refused++;
+        return true;
+    }
+    if (!b->ignored) log_event(LOG_WARNING, "client_ignored unread_refusals=%d", REFUSALS_KEPT);
+    b->ignored = true;
+    return false;
+}
+
 /* A message of a client that does not read its replies waits until it does; more of them than it may have
  * unread replies are refused. */
 static void keep_or_take_frame(service *s, const client_id *client, zmq_msg_t *frame) {
@@ -389,16 +400,21 @@ static void keep_or_take_frame(service *s, const client_id *client, zmq_msg_t *f
     bool room = b->frame_bytes == 0 ||
                 (b->frame_bytes + n <= s->o->max_backlog && backlog_frames(s->delivery.backlogs) + n <= most);
     if (room && backlog_put_frame(b, frame)) return;
-    if (b->n_refused++ >= REFUSALS_KEPT) {
-        if (b->n_refused == REFUSALS_KEPT + 1)
-            log_event(LOG_WARNING, "client_ignored unread_refusals=%d", REFUSALS_KEPT);
-        return;
-    }
+    if (!may_refuse(b)) return;
     request *r;
     if (!decode(s, client, frame, &r)) return;
     refuse(s, client, r, WIRE_OVERLOADED, WAITING_LEAST_RETRY,
            "too many replies have not been read: read them before you ask for more");
     request_free(r);
+}
+
+/* A message of no frame, or of several: not even kept for a client that does not read. */
+static void refuse_frames(service *s, const client_id *client, int n_frames) {
+    backlog *b = backlog_find(s->delivery.backlogs, client);
+    if (b && backlog_frames_wait(b) && !may_refuse(b)) return;
+    wire_error e;
+    wire_fail(&e, WIRE_BAD_REQUEST, NULL, "a message is one frame, this one has %d", n_frames);
+    answer_error(s, client, (wire_text){"", 0}, true, &e);
 }
 
 /* One message: the ROUTER's name of the client, then what it sent, which must be one frame.  False: there is
@@ -426,13 +442,10 @@ static bool take_message(service *s) {
         more = zmq_msg_more(&frame);
         if (n_frames++ == 0) zmq_msg_move(&first, &frame);
     }
-    if (n_frames == 1) {
+    if (n_frames == 1)
         keep_or_take_frame(s, &client, &first);
-    } else {
-        wire_error e;
-        wire_fail(&e, WIRE_BAD_REQUEST, NULL, "a message is one frame, this one has %d", n_frames);
-        answer_error(s, &client, (wire_text){"", 0}, true, &e);
-    }
+    else
+        refuse_frames(s, &client, n_frames);
     zmq_msg_close(&first);
     zmq_msg_close(&frame);
     return true;

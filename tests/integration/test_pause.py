@@ -52,6 +52,20 @@ def test_pause_finish_lets_what_has_started_end_and_answers_then(paused_later):
         assert len(Rollout([waits] + other.replies(waiting)).samples) == 2
 
 
+def test_requests_to_pause_that_wait_are_bounded(paused_later):
+    worker = paused_later
+    with worker.client() as client, worker.client() as pauser, worker.client() as other:
+        id, accepted = in_flight(client, **{**LONG, "max_tokens": 4000})
+        for _ in range(1100):
+            pauser.send("pause")
+        refused = [pauser.receive() for _ in range(1100 - 1024)]
+        assert {(r["type"], r.get("code"), r.get("retry_after")) for r in refused} == {("error", "overloaded", 1.0)}
+        assert state(other) == "paused"
+        other.ask("cancel", target=id)
+        assert {pauser.receive()["type"] for _ in range(1024)} == {"done"}
+        assert len(Rollout([accepted] + client.replies(id)).samples) == 2
+
+
 def test_pause_keep_holds_rows_where_they_are(paused_later):
     worker = paused_later
     with worker.client() as client, worker.client() as other:
