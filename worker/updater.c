@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#include "engine/checkpoint_path.h"
 #include "engine/utf8.h"
 #include "worker/update_stream.h"
 
@@ -154,12 +155,6 @@ static void tell(wire_error *to, cop_error *from, const char *key) {
     if (key) wire_fail(to, to->code, key, "%s", from->message);
 }
 
-static bool lies_in(const char *path, const char *directory) {
-    size_t n = strlen(directory);
-    if (n == 1) return true; /* the root */
-    return !strncmp(path, directory, n) && (path[n] == '/' || path[n] == '\0');
-}
-
 /* The path to load: with a directory given, the one that it leads to, which must lie in there. */
 static bool find_path(const updater *u, const char *path, char real[PATH_MAX], const char **found,
                       wire_error *err) {
@@ -172,7 +167,7 @@ static bool find_path(const updater *u, const char *path, char real[PATH_MAX], c
         return wire_fail(err, e == ENOENT || e == ENOTDIR ? WIRE_NOT_FOUND : WIRE_BAD_REQUEST, key,
                          "could not open \"%s\": %s", path, strerror(e));
     }
-    if (lies_in(real, u->weights_dir)) return true;
+    if (path_lies_in(real, u->weights_dir)) return true;
     return wire_fail(err, WIRE_BAD_REQUEST, key, "cannot load \"%s\": it does not lie in --weights-dir",
                      path);
 }
@@ -182,7 +177,7 @@ static void read_path(updater *u, update *up) {
     const char *path;
     cop_error err = {0};
     if (!find_path(u, up->request->weights.path.bytes, real, &path, &up->error)) return;
-    if (engine_load_path(u->engine, path, &up->weights, &err) != COP_OK)
+    if (engine_load_path(u->engine, path, u->weights_dir, &up->weights, &err) != COP_OK)
         tell(&up->error, &err, "source.path");
 }
 
