@@ -503,6 +503,7 @@ static void cancel_at_deadline(service *s) {
     p->kind = PARCEL_CANCEL;
     queue_item *item = &p->item;
     queue_put(s->requests, &item);
+    updater_stop(s->updater);
     s->cancelled = true;
     log_event(LOG_WARNING, "grace_over open_requests=%llu", (unsigned long long)s->n_open);
 }

@@ -91,11 +91,11 @@ static work *work_open(const client_id *client) {
     return w;
 }
 
-/* The next one, once there is any; NULL: the thread is to stop. */
+/* The next one, once there is any; NULL: the thread is to stop, and none is left. */
 static work *take(updater *u) {
     pthread_mutex_lock(&u->mutex);
     while (!u->first && !u->stop) pthread_cond_wait(&u->changed, &u->mutex);
-    work *w = u->stop ? NULL : u->first;
+    work *w = u->first;
     if (w) {
         u->first = w->next;
         if (!u->first) u->last = &u->first;
@@ -195,6 +195,9 @@ static void read_update(updater *u, update *up, update_stream *s) {
     bool room = wait_for_room(u, s, &up->error);
     if (room && s) read_stream(u, up, s);
     if (room && !s) read_path(u, up);
+    if (!up->weights && is_stopping(u))
+        wire_fail(&up->error, WIRE_DRAINING, NULL,
+                  "the worker is shutting down: no weights come into use any more");
     const char *code = up->error.code;
     if (code && !strcmp(code, WIRE_OVERLOADED)) up->error.retry_after = RETRY_SEC;
     if (s) update_stream_end(s, up->weights ? NULL : &up->error, &up->commit_client, &up->commit);
@@ -222,10 +225,7 @@ static void *run(void *arg) {
     cpu_flush_denormals();
     for (work *w; (w = take(u));) {
         read_update(u, w->update, w->stream);
-        if (is_stopping(u))
-            work_free(w, u->engine);
-        else
-            post(u, w);
+        post(u, w);
     }
     return NULL;
 }
@@ -291,14 +291,18 @@ cop_status updater_open(updater **out, engine *e, const char *weights_dir, doubl
     return COP_OK;
 }
 
-void updater_close(updater *u) {
-    if (!u) return;
+void updater_stop(updater *u) {
     pthread_mutex_lock(&u->mutex);
     u->stop = true;
     pthread_cond_signal(&u->changed);
     pthread_mutex_unlock(&u->mutex);
     engine_stop_loading(u->engine, true);
     if (u->stream) update_stream_stop(u->stream);
+}
+
+void updater_close(updater *u) {
+    if (!u) return;
+    updater_stop(u);
     pthread_join(u->thread, NULL);
     engine_stop_loading(u->engine, false);
     updater_free(u);

@@ -46,8 +46,10 @@ typedef struct updater updater;
  * tests. Errors: COP_ENOTFOUND, COP_EINVAL (weights_dir is no directory), COP_EIO, COP_ENOMEM. */
 cop_status updater_open(updater **out, engine *e, const char *weights_dir, double silence_sec,
                         queue *requests, cop_error *err);
-/* Join: what is being read, which ends soon, and what waits is given up, without a parcel.  The engine and
- * the queue must still be there.  NULL does nothing. */
+/* Give up what is being read and what waits: all of it fails soon, as `draining`.  Nothing may begin any
+ * more.  The service's thread. */
+void updater_stop(updater *u);
+/* Stop and join.  The engine and the queue must still be there.  NULL does nothing. */
 void updater_close(updater *u);
 
 /* ---- The service's thread.  Each takes the request if it returns true; else *err says what to answer. */

@@ -453,3 +453,18 @@ def test_updates_under_way_end_with_the_worker(start_worker):
         client.ask("ping")
         worker.terminate()
         worker.expect_clean_end()
+
+
+def test_updates_under_way_at_the_end_are_told(start_worker, sets, tensors):
+    """A stream that nobody goes on with and what waits behind it hold up nothing beyond the grace time."""
+    worker = start_worker("--grace", "0.3")
+    with worker.client() as client, worker.client() as other:
+        id = begin_stream(client, 1, tensors[EARLY])
+        send_chunks(client, id, tensors[EARLY][:3])
+        behind = [client.send("weights", version=v, source={"path": EARLY}) for v in (2, 3)]
+        expect_old_set(other, sets)
+        client.ask("ping")
+        worker.terminate()
+        replies = {r["id"]: r for r in (client.receive() for _ in range(3))}
+        assert {replies[i].get("code") for i in (id, *behind)} == {"draining"}
+    worker.expect_clean_end()
