@@ -55,6 +55,7 @@ typedef struct service {
     uint64_t n_open;      /* requests of which the last letter has not come */
     int signals;          /* signalfd */
     bool paused, draining, cancelled;
+    bool held;       /* paused so that nothing ends by itself */
     double deadline; /* of the grace time */
 } service;
 
@@ -294,9 +295,8 @@ static bool cancel(service *s, const client_id *client, request *r) {
 
 /* ---- Weights. */
 
-/* A stream would have to wait until samples have ended that run on older sets, and with its chunks all that
- * could be received. */
-static bool has_room_for_stream(const service *s) { return engine_n_weights(s->engine) < UPDATER_MAX_SETS; }
+/* Else an update would have to wait until samples have ended that run on older sets. */
+static bool has_room_for_set(const service *s) { return engine_n_weights(s->engine) < UPDATER_MAX_SETS; }
 
 /* True: the request was taken. */
 static bool update_weights(service *s, const client_id *client, request *r) {
@@ -312,7 +312,13 @@ static bool update_weights(service *s, const client_id *client, request *r) {
         wire_fail(&e, WIRE_BAD_REQUEST, "version",
                   "weights of version %llu are in use: a new version must be greater",
                   (unsigned long long)s->label.version);
-    } else if (!r->weights.path.bytes && !has_room_for_stream(s)) {
+    } else if (s->held && !has_room_for_set(s)) { /* and who sends it may want to resume after it */
+        wire_fail(
+            &e, WIRE_OVERLOADED, NULL,
+            "a pause holds samples on %d older sets of weights: resume, and send this when some have ended",
+            UPDATER_MAX_SETS - 1);
+        e.retry_after = WAITING_LEAST_RETRY;
+    } else if (!r->weights.path.bytes && !has_room_for_set(s)) { /* its chunks would wait, too */
         wire_fail(&e, WIRE_OVERLOADED, NULL,
                   "samples still run on %d older sets of weights: send the stream when some have ended",
                   UPDATER_MAX_SETS - 1);
@@ -355,6 +361,7 @@ static bool route(service *s, const client_id *client, request *r) {
     case REQUEST_PAUSE:
     case REQUEST_RESUME:
         s->paused = r->type == REQUEST_PAUSE; /* the engine's thread takes them in this order */
+        s->held = s->paused && r->pause.mode == REQUEST_PAUSE_KEEP;
         ask_engine(s, client, r, NULL);
         return true;
     case REQUEST_STATUS: ask_engine(s, client, r, NULL); return true;
