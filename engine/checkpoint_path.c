@@ -318,6 +318,34 @@ cop_status checkpoint_paths_find_weights(checkpoint_paths *p, const char *path, 
     return COP_OK;
 }
 
+/* ---- Where files may lie. */
+
+bool path_lies_in(const char *path, const char *directory) {
+    size_t n = strlen(directory);
+    if (n == 1) return true; /* the root */
+    return !strncmp(path, directory, n) && (path[n] == '/' || path[n] == '\0');
+}
+
+static cop_status confine(char **path, const char *within, cop_error *err) {
+    char real[PATH_MAX];
+    if (!realpath(*path, real))
+        return cop_fail(err, errno == ENOENT ? COP_ENOTFOUND : COP_EIO, "could not open \"%s\": %s", *path,
+                        strerror(errno));
+    if (!path_lies_in(real, within))
+        return cop_fail(err, COP_EINVAL, "cannot use \"%s\": a symbolic link leads out of \"%s\"", *path,
+                        within);
+    char *copy = mem_strdup(real);
+    if (!copy) return no_memory(err);
+    mem_free(*path);
+    *path = copy;
+    return COP_OK;
+}
+
+cop_status checkpoint_paths_confine(checkpoint_paths *p, const char *within, cop_error *err) {
+    cop_status status = confine(&p->model, within, err);
+    return status == COP_OK && p->meta ? confine(&p->meta, within, err) : status;
+}
+
 void checkpoint_paths_free(checkpoint_paths *p) {
     mem_free(p->model);
     mem_free(p->meta);

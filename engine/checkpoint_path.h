@@ -23,6 +23,11 @@ cop_status checkpoint_paths_find(checkpoint_paths *p, const char *path, const ch
 /* Find the files of new weights for a model that is open already: as above, but a file may have any name and
  * no meta file needs to be there (`meta` is then NULL). */
 cop_status checkpoint_paths_find_weights(checkpoint_paths *p, const char *path, cop_error *err);
+/* Whether a path without symbolic links is that of `directory`, or of something in it. */
+bool path_lies_in(const char *path, const char *directory);
+/* Put what symbolic links lead to in the place of `model` and `meta`: both must lie in `within`, which has no
+ * links itself.  Errors: COP_EINVAL, COP_EIO, COP_ENOTFOUND, COP_ENOMEM. */
+cop_status checkpoint_paths_confine(checkpoint_paths *p, const char *within, cop_error *err);
 void checkpoint_paths_free(checkpoint_paths *p);
 
 #endif

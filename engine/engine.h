@@ -236,13 +236,14 @@ typedef struct weights_source {
  * others. Any thread, one at a time, while the engine runs; only engine_close() must come later.  *out is to
  * be given to engine_use_weights() or engine_drop_weights().  _path: a checkpoint as checkpoint_open() takes
  * it, or any .pt file; where the meta file of a model_*.pt is beside it, the architecture must be the same.
- * It is read once: nothing of it stays open.
+ * It is read once: nothing of it stays open.  within: the directory, without symbolic links in its path, in
+ * which both files must lie wherever links lead; NULL: they may lie anywhere (else COP_EINVAL).
  * Errors: COP_EFORMAT (a tensor is missing, unknown or misshaped, its name in the message; another
  * architecture), COP_EMODEL (a number is not finite), COP_ENOMEM, COP_EIO (the file changed meanwhile;
  * loading was stopped), COP_EUNSUPPORTED (the engine's own weights are random), and those of the source or of
  * checkpoint_open(); *out is then NULL, and nothing changed. */
 cop_status engine_load_weights(engine *e, const weights_source *s, weights **out, cop_error *err);
-cop_status engine_load_path(engine *e, const char *path, weights **out, cop_error *err);
+cop_status engine_load_path(engine *e, const char *path, const char *within, weights **out, cop_error *err);
 /* True: what is being loaded ends soon, with COP_EIO, and so does every later load, until false is told.  Any
  * thread. */
 void engine_stop_loading(engine *e, bool stop);

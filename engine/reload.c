@@ -91,12 +91,13 @@ static cop_status load_file(engine *e, const pt_file *f, const char *meta, weigh
     return status;
 }
 
-cop_status engine_load_path(engine *e, const char *path, weights **out, cop_error *err) {
+cop_status engine_load_path(engine *e, const char *path, const char *within, weights **out, cop_error *err) {
     *out = NULL;
     checkpoint_paths paths = {0};
     pt_file *f = NULL;
     cop_status status = check_possible(e, err);
     if (status == COP_OK) status = checkpoint_paths_find_weights(&paths, path, err);
+    if (status == COP_OK && within) status = checkpoint_paths_confine(&paths, within, err);
     if (status == COP_OK) status = pt_open(&f, paths.model, err);
     if (status == COP_OK) status = load_file(e, f, paths.meta, out, err);
     if (status != COP_OK) cop_error_prefix(err, "load weights \"%s\"", path);

@@ -21,7 +21,8 @@ typedef struct backlog {
     ticket *first_ticket, *last_ticket;
     backlog_frame *first_frame, *last_frame;
     size_t letter_bytes, frame_bytes;
-    int n_refused; /* requests that were refused while it is parked: their errors are among the letters */
+    int n_refused; /* messages that were refused since it was parked: their errors are among the letters */
+    bool ignored;  /* there were more of them than are told */
     bool parked;   /* the engine starts nothing for this client, and its frames wait */
 } backlog;
 

@@ -52,6 +52,7 @@ static void park(delivery *d, ticket *t, bool parked) {
 
 static void park_client(delivery *d, backlog *b, bool parked) {
     b->parked = parked;
+    if (!parked) b->n_refused = 0, b->ignored = false; /* most of them have been read */
     for (ticket *t = d->tickets.running.first; t; t = t->behind) {
         if (client_equal(&t->client, &b->client)) park(d, t, parked);
     }

@@ -9,11 +9,14 @@
 #include "worker/flight.h"
 #include "worker/updater.h"
 
+enum { MOST_PAUSES = 1024 }; /* requests that wait until nothing runs: each takes kilobytes */
+
 struct engine_loop {
     flights flights;
     queue *requests, *replies;
     pthread_t thread;
     queue_item *pauses; /* parcels of `pause` that wait until nothing runs any more */
+    int n_pauses;
     double start;
     bool stop;
 };
@@ -71,16 +74,33 @@ static void tell_paused(engine_loop *l) {
     while (l->pauses) {
         parcel *p = (parcel *)l->pauses;
         l->pauses = p->item.next;
+        l->n_pauses--;
         letter last = letter_to(&p->client);
         post_done(l->replies, &last, p->request);
         parcel_free(p);
     }
 }
 
+/* While so many wait, the worker is paused already: nothing is left undone. */
+static void refuse_pause(engine_loop *l, parcel *p) {
+    letter last = letter_to(&p->client);
+    wire_error e;
+    wire_fail(&e, WIRE_OVERLOADED, NULL,
+              "%d requests to pause wait already until nothing runs: try again when it is so", MOST_PAUSES);
+    e.retry_after = 1.0;
+    post_error(l->replies, &last, p->request, &e);
+    parcel_free(p);
+}
+
 /* The newest mode holds.  Takes the parcel: it is answered once nothing runs. */
 static void handle_pause(engine_loop *l, parcel *p) {
+    if (p->request->pause.mode == REQUEST_PAUSE_FINISH && l->n_pauses >= MOST_PAUSES) {
+        refuse_pause(l, p);
+        return;
+    }
     p->item.next = l->pauses;
     l->pauses = &p->item;
+    l->n_pauses++;
     if (p->request->pause.mode == REQUEST_PAUSE_FINISH) {
         engine_pause(engine_of(l), ENGINE_FINISH);
         return;

@@ -55,6 +55,7 @@ typedef struct service {
     uint64_t n_open;      /* requests of which the last letter has not come */
     int signals;          /* signalfd */
     bool paused, draining, cancelled;
+    bool held;       /* paused so that nothing ends by itself */
     double deadline; /* of the grace time */
 } service;
 
@@ -294,9 +295,8 @@ static bool cancel(service *s, const client_id *client, request *r) {
 
 /* ---- Weights. */
 
-/* A stream would have to wait until samples have ended that run on older sets, and with its chunks all that
- * could be received. */
-static bool has_room_for_stream(const service *s) { return engine_n_weights(s->engine) < UPDATER_MAX_SETS; }
+/* Else an update would have to wait until samples have ended that run on older sets. */
+static bool has_room_for_set(const service *s) { return engine_n_weights(s->engine) < UPDATER_MAX_SETS; }
 
 /* True: the request was taken. */
 static bool update_weights(service *s, const client_id *client, request *r) {
@@ -312,7 +312,13 @@ static bool update_weights(service *s, const client_id *client, request *r) {
         wire_fail(&e, WIRE_BAD_REQUEST, "version",
                   "weights of version %llu are in use: a new version must be greater",
                   (unsigned long long)s->label.version);
-    } else if (!r->weights.path.bytes && !has_room_for_stream(s)) {
+    } else if (s->held && !has_room_for_set(s)) { /* and who sends it may want to resume after it */
+        wire_fail(
+            &e, WIRE_OVERLOADED, NULL,
+            "a pause holds samples on %d older sets of weights: resume, and send this when some have ended",
+            UPDATER_MAX_SETS - 1);
+        e.retry_after = WAITING_LEAST_RETRY;
+    } else if (!r->weights.path.bytes && !has_room_for_set(s)) { /* its chunks would wait, too */
         wire_fail(&e, WIRE_OVERLOADED, NULL,
                   "samples still run on %d older sets of weights: send the stream when some have ended",
                   UPDATER_MAX_SETS - 1);
@@ -355,6 +361,7 @@ static bool route(service *s, const client_id *client, request *r) {
     case REQUEST_PAUSE:
     case REQUEST_RESUME:
         s->paused = r->type == REQUEST_PAUSE; /* the engine's thread takes them in this order */
+        s->held = s->paused && r->pause.mode == REQUEST_PAUSE_KEEP;
         ask_engine(s, client, r, NULL);
         return true;
     case REQUEST_STATUS: ask_engine(s, client, r, NULL); return true;
@@ -377,6 +384,17 @@ static void take_frame(service *s, const client_id *client, zmq_msg_t *frame) {
     if (decode(s, client, frame, &r) && !route(s, client, r)) request_free(r);
 }
 
+/* Whether the client hears that a message of its was not kept: it does not read, so there is an end. */
+static bool may_refuse(backlog *b) {
+    if (b->n_refused < REFUSALS_KEPT) {
+        b->n_refused++;
+        return true;
+    }
+    if (!b->ignored) log_event(LOG_WARNING, "client_ignored unread_refusals=%d", REFUSALS_KEPT);
+    b->ignored = true;
+    return false;
+}
+
 /* A message of a client that does not read its replies waits until it does; more of them than it may have
  * unread replies are refused. */
 static void keep_or_take_frame(service *s, const client_id *client, zmq_msg_t *frame) {
@@ -389,16 +407,21 @@ static void keep_or_take_frame(service *s, const client_id *client, zmq_msg_t *f
     bool room = b->frame_bytes == 0 ||
                 (b->frame_bytes + n <= s->o->max_backlog && backlog_frames(s->delivery.backlogs) + n <= most);
     if (room && backlog_put_frame(b, frame)) return;
-    if (b->n_refused++ >= REFUSALS_KEPT) {
-        if (b->n_refused == REFUSALS_KEPT + 1)
-            log_event(LOG_WARNING, "client_ignored unread_refusals=%d", REFUSALS_KEPT);
-        return;
-    }
+    if (!may_refuse(b)) return;
     request *r;
     if (!decode(s, client, frame, &r)) return;
     refuse(s, client, r, WIRE_OVERLOADED, WAITING_LEAST_RETRY,
            "too many replies have not been read: read them before you ask for more");
     request_free(r);
+}
+
+/* A message of no frame, or of several: not even kept for a client that does not read. */
+static void refuse_frames(service *s, const client_id *client, int n_frames) {
+    backlog *b = backlog_find(s->delivery.backlogs, client);
+    if (b && backlog_frames_wait(b) && !may_refuse(b)) return;
+    wire_error e;
+    wire_fail(&e, WIRE_BAD_REQUEST, NULL, "a message is one frame, this one has %d", n_frames);
+    answer_error(s, client, (wire_text){"", 0}, true, &e);
 }
 
 /* One message: the ROUTER's name of the client, then what it sent, which must be one frame.  False: there is
@@ -426,13 +449,10 @@ static bool take_message(service *s) {
         more = zmq_msg_more(&frame);
         if (n_frames++ == 0) zmq_msg_move(&first, &frame);
     }
-    if (n_frames == 1) {
+    if (n_frames == 1)
         keep_or_take_frame(s, &client, &first);
-    } else {
-        wire_error e;
-        wire_fail(&e, WIRE_BAD_REQUEST, NULL, "a message is one frame, this one has %d", n_frames);
-        answer_error(s, &client, (wire_text){"", 0}, true, &e);
-    }
+    else
+        refuse_frames(s, &client, n_frames);
     zmq_msg_close(&first);
     zmq_msg_close(&frame);
     return true;
@@ -490,6 +510,7 @@ static void cancel_at_deadline(service *s) {
     p->kind = PARCEL_CANCEL;
     queue_item *item = &p->item;
     queue_put(s->requests, &item);
+    updater_stop(s->updater);
     s->cancelled = true;
     log_event(LOG_WARNING, "grace_over open_requests=%llu", (unsigned long long)s->n_open);
 }

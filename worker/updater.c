@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#include "engine/checkpoint_path.h"
 #include "engine/utf8.h"
 #include "worker/update_stream.h"
 
@@ -90,11 +91,11 @@ static work *work_open(const client_id *client) {
     return w;
 }
 
-/* The next one, once there is any; NULL: the thread is to stop. */
+/* The next one, once there is any; NULL: the thread is to stop, and none is left. */
 static work *take(updater *u) {
     pthread_mutex_lock(&u->mutex);
     while (!u->first && !u->stop) pthread_cond_wait(&u->changed, &u->mutex);
-    work *w = u->stop ? NULL : u->first;
+    work *w = u->first;
     if (w) {
         u->first = w->next;
         if (!u->first) u->last = &u->first;
@@ -154,12 +155,6 @@ static void tell(wire_error *to, cop_error *from, const char *key) {
     if (key) wire_fail(to, to->code, key, "%s", from->message);
 }
 
-static bool lies_in(const char *path, const char *directory) {
-    size_t n = strlen(directory);
-    if (n == 1) return true; /* the root */
-    return !strncmp(path, directory, n) && (path[n] == '/' || path[n] == '\0');
-}
-
 /* The path to load: with a directory given, the one that it leads to, which must lie in there. */
 static bool find_path(const updater *u, const char *path, char real[PATH_MAX], const char **found,
                       wire_error *err) {
@@ -172,7 +167,7 @@ static bool find_path(const updater *u, const char *path, char real[PATH_MAX], c
         return wire_fail(err, e == ENOENT || e == ENOTDIR ? WIRE_NOT_FOUND : WIRE_BAD_REQUEST, key,
                          "could not open \"%s\": %s", path, strerror(e));
     }
-    if (lies_in(real, u->weights_dir)) return true;
+    if (path_lies_in(real, u->weights_dir)) return true;
     return wire_fail(err, WIRE_BAD_REQUEST, key, "cannot load \"%s\": it does not lie in --weights-dir",
                      path);
 }
@@ -182,7 +177,7 @@ static void read_path(updater *u, update *up) {
     const char *path;
     cop_error err = {0};
     if (!find_path(u, up->request->weights.path.bytes, real, &path, &up->error)) return;
-    if (engine_load_path(u->engine, path, &up->weights, &err) != COP_OK)
+    if (engine_load_path(u->engine, path, u->weights_dir, &up->weights, &err) != COP_OK)
         tell(&up->error, &err, "source.path");
 }
 
@@ -200,6 +195,9 @@ static void read_update(updater *u, update *up, update_stream *s) {
     bool room = wait_for_room(u, s, &up->error);
     if (room && s) read_stream(u, up, s);
     if (room && !s) read_path(u, up);
+    if (!up->weights && is_stopping(u))
+        wire_fail(&up->error, WIRE_DRAINING, NULL,
+                  "the worker is shutting down: no weights come into use any more");
     const char *code = up->error.code;
     if (code && !strcmp(code, WIRE_OVERLOADED)) up->error.retry_after = RETRY_SEC;
     if (s) update_stream_end(s, up->weights ? NULL : &up->error, &up->commit_client, &up->commit);
@@ -227,10 +225,7 @@ static void *run(void *arg) {
     cpu_flush_denormals();
     for (work *w; (w = take(u));) {
         read_update(u, w->update, w->stream);
-        if (is_stopping(u))
-            work_free(w, u->engine);
-        else
-            post(u, w);
+        post(u, w);
     }
     return NULL;
 }
@@ -296,14 +291,18 @@ cop_status updater_open(updater **out, engine *e, const char *weights_dir, doubl
     return COP_OK;
 }
 
-void updater_close(updater *u) {
-    if (!u) return;
+void updater_stop(updater *u) {
     pthread_mutex_lock(&u->mutex);
     u->stop = true;
     pthread_cond_signal(&u->changed);
     pthread_mutex_unlock(&u->mutex);
     engine_stop_loading(u->engine, true);
     if (u->stream) update_stream_stop(u->stream);
+}
+
+void updater_close(updater *u) {
+    if (!u) return;
+    updater_stop(u);
     pthread_join(u->thread, NULL);
     engine_stop_loading(u->engine, false);
     updater_free(u);

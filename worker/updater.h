@@ -41,13 +41,15 @@ void update_free(update *u, engine *e);
 typedef struct updater updater;
 
 /* Start the thread.  Finished updates go to `requests` as PARCEL_UPDATE; engine and queue are borrowed.
- * weights_dir: paths must lie in it (symbolic links resolved), relative ones too, which begin where the
- * process runs; NULL: anywhere.  silence_sec: UPDATER_SILENCE_SEC, or shorter for tests.
- * Errors: COP_ENOTFOUND, COP_EINVAL (weights_dir is no directory), COP_EIO, COP_ENOMEM. */
+ * weights_dir: paths and the files that are read must lie in it (symbolic links resolved), relative ones too,
+ * which begin where the process runs; NULL: anywhere.  silence_sec: UPDATER_SILENCE_SEC, or shorter for
+ * tests. Errors: COP_ENOTFOUND, COP_EINVAL (weights_dir is no directory), COP_EIO, COP_ENOMEM. */
 cop_status updater_open(updater **out, engine *e, const char *weights_dir, double silence_sec,
                         queue *requests, cop_error *err);
-/* Join: what is being read, which ends soon, and what waits is given up, without a parcel.  The engine and
- * the queue must still be there.  NULL does nothing. */
+/* Give up what is being read and what waits: all of it fails soon, as `draining`.  Nothing may begin any
+ * more.  The service's thread. */
+void updater_stop(updater *u);
+/* Stop and join.  The engine and the queue must still be there.  NULL does nothing. */
 void updater_close(updater *u);
 
 /* ---- The service's thread.  Each takes the request if it returns true; else *err says what to answer. */

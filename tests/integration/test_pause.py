@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from checkpoints import EARLY
+from checkpoints import EARLY, START
 from test_pressure import ENDLESS, PROMPT, end, in_flight, is_idle, runs, stands_still, wait_for
 from wire_client import Rollout
 
@@ -50,6 +50,38 @@ def test_pause_finish_lets_what_has_started_end_and_answers_then(paused_later):
         expect_silence(other)
         assert pauser.ask("resume")["type"] == "done" and state(pauser) == "ready"
         assert len(Rollout([waits] + other.replies(waiting)).samples) == 2
+
+
+def test_requests_to_pause_that_wait_are_bounded(paused_later):
+    worker = paused_later
+    with worker.client() as client, worker.client() as pauser, worker.client() as other:
+        id, accepted = in_flight(client, **{**LONG, "max_tokens": 4000})
+        for _ in range(1100):
+            pauser.send("pause")
+        refused = [pauser.receive() for _ in range(1100 - 1024)]
+        assert {(r["type"], r.get("code"), r.get("retry_after")) for r in refused} == {("error", "overloaded", 1.0)}
+        assert state(other) == "paused"
+        other.ask("cancel", target=id)
+        assert {pauser.receive()["type"] for _ in range(1024)} == {"done"}
+        assert len(Rollout([accepted] + client.replies(id)).samples) == 2
+
+
+def test_an_update_that_a_held_row_would_hold_up_is_refused(start_worker):
+    """Three sets are in memory, and nothing ends before resume: who waits for the update first would wait forever."""
+    worker = start_worker("--grace", "0")
+    with worker.client() as client, worker.client() as other:
+        version, rollouts = 0, []
+        for path in (EARLY, START):
+            rollouts.append(in_flight(client, **{**LONG, "max_tokens": 4000})[0])
+            wait_for(lambda: other.ask("status")["rows"] == 2 * len(rollouts))
+            version += 1
+            other.ask("weights", version=version, source={"path": path})
+        other.ask("pause", mode="keep")
+        failed = other.failure("weights", version=version + 1, source={"path": EARLY})
+        assert failed.code == "overloaded" and "resume" in failed.message
+        for id in rollouts:
+            other.ask("cancel", target=id)
+        assert other.ask("weights", version=version + 1, source={"path": START})["weights"][0] == version + 1
 
 
 def test_pause_keep_holds_rows_where_they_are(paused_later):

@@ -218,6 +218,40 @@ def test_requests_of_a_client_that_does_not_read_are_kept_up_to_a_limit(small_ba
         assert len(slow.ask("detokenize", tokens=[5] * 1000)["text"]) == 1000  # it is served again
 
 
+def test_messages_of_several_frames_are_bounded_too(start_worker):
+    """They are answered without being kept, so that the answers must not pile up."""
+    worker = start_worker("--max-backlog", "64K", "--kv-memory", "4M")
+    sent = 60_000  # pipes and sockets are full after some thousands
+    with slow_client(worker) as slow, worker.client() as other:
+        for _ in range(sent):
+            slow.socket.send_multipart([b"", b""])
+        wait_for(lambda: other.ask("ping") and "client_ignored" in worker.stderr.read_text())
+        answered, reply = 0, None
+        while reply is None or reply["type"] == "error":
+            if answered % 1000 == 0:
+                slow.send("ping")  # the first ones may be among those that are ignored
+            answered, reply = answered + 1, slow.receive()
+        assert reply["type"] == "pong" and answered < sent / 2
+
+
+def test_only_refusals_that_are_unread_count(start_worker):
+    """Who is slow for long, and never done with reading, still hears of each of its requests."""
+    worker = start_worker("--max-backlog", "64K", "--kv-memory", "4M")
+    with slow_client(worker) as slow, worker.client() as other:
+        open_ids, n_refused = set(), 0
+        while n_refused < 6000:
+            while len(open_ids) < 4000:
+                open_ids.add(slow.send("detokenize", tokens=[5] * 1000))
+            other.ask("ping")
+            while len(open_ids) > 1000:
+                reply = slow.receive()
+                open_ids.remove(reply["id"])
+                n_refused += reply["type"] == "error"
+        for _ in range(len(open_ids)):
+            open_ids.remove(slow.receive()["id"])
+        assert "client_ignored" not in worker.stderr.read_text()
+
+
 def test_what_all_clients_leave_unread_is_bounded_too(start_worker, undisturbed):
     worker = start_worker("--max-rows", "16", "--step-tokens", "16", "--keep-bytes", str(2 * BACKLOG))
     with slow_client(worker) as a, slow_client(worker) as b, worker.client() as other:

@@ -129,6 +129,29 @@ def test_paths_that_lead_nowhere_change_nothing(start_worker, sets, tmp_path):
         expect_old_set(client, sets, 1, EARLY)
 
 
+def test_links_in_the_weights_dir_lead_nowhere_else(start_worker, sets, tmp_path):
+    """Neither the model file nor the meta file beside it, whether the file or its directory is named."""
+    inside, outside = tmp_path / "weights", tmp_path / "weights-outside"
+    for folder in (inside, outside, inside / "model", inside / "meta", inside / "base" / "base_checkpoints", inside / "pool", inside / "good"):
+        folder.mkdir(parents=True)
+    model, meta = (os.path.abspath(f"{EARLY}/{name}") for name in ("model_000110.pt", "meta_000110.json"))
+    (outside / "tag").mkdir()
+    (outside / "tag" / "model_000110.pt").symlink_to(model)
+    (inside / "model" / "model_000110.pt").symlink_to(model)
+    (inside / "meta" / "meta_000110.json").symlink_to(meta)
+    (inside / "meta" / "model_000110.pt").write_bytes(open(model, "rb").read())
+    (inside / "base" / "base_checkpoints" / "d4").symlink_to(outside / "tag")
+    (inside / "pool" / "blob").write_bytes(open(model, "rb").read())
+    (inside / "good" / "model_000001.pt").symlink_to("../pool/blob")
+    (inside / "loop.pt").symlink_to("loop.pt")
+    with start_worker("--weights-dir", str(inside)).client() as client:
+        for path in ("model", "model/model_000110.pt", "meta", "meta/model_000110.pt", "base", "base/base_checkpoints/d4/model_000110.pt", "loop.pt"):
+            failed = client.failure("weights", version=1, source={"path": str(inside / path)})
+            assert (failed.code, failed.key) == ("bad_request", "source.path"), path
+        expect_old_set(client, sets)
+        assert update(client, 1, str(inside / "good")) == [1, sets[EARLY][0]]  # a link that stays inside
+
+
 # ---- What becomes of rows in flight.
 
 
@@ -430,3 +453,18 @@ def test_updates_under_way_end_with_the_worker(start_worker):
         client.ask("ping")
         worker.terminate()
         worker.expect_clean_end()
+
+
+def test_updates_under_way_at_the_end_are_told(start_worker, sets, tensors):
+    """A stream that nobody goes on with and what waits behind it hold up nothing beyond the grace time."""
+    worker = start_worker("--grace", "0.3")
+    with worker.client() as client, worker.client() as other:
+        id = begin_stream(client, 1, tensors[EARLY])
+        send_chunks(client, id, tensors[EARLY][:3])
+        behind = [client.send("weights", version=v, source={"path": EARLY}) for v in (2, 3)]
+        expect_old_set(other, sets)
+        client.ask("ping")
+        worker.terminate()
+        replies = {r["id"]: r for r in (client.receive() for _ in range(3))}
+        assert {replies[i].get("code") for i in (id, *behind)} == {"draining"}
+    worker.expect_clean_end()

@@ -54,7 +54,7 @@ static const char *path_of(const char *model) {
 static weights *load(engine *e, const char *path) {
     weights *w;
     cop_error err;
-    if (engine_load_path(e, path, &w, &err) != COP_OK) fail_msg("%s", err.message);
+    if (engine_load_path(e, path, NULL, &w, &err) != COP_OK) fail_msg("%s", err.message);
     return w;
 }
 
@@ -62,7 +62,7 @@ static void refuses(engine *e, const char *path, cop_status status, const char *
     weights *w = (weights *)&w;
     long live = mem_live();
     cop_error err = {0};
-    cop_status got = engine_load_path(e, path, &w, &err);
+    cop_status got = engine_load_path(e, path, NULL, &w, &err);
     if (got != status || !strstr(err.message, words))
         fail_msg("%s, not \"%s\": %s", cop_status_text(got), words, err.message);
     assert_int_equal(err.status, status);
@@ -445,7 +445,7 @@ static void half_of_two_files_is_a_change_and_no_bad_model(void **state) {
     cop_status status = COP_EMODEL;
     for (int i = 0; i < 1000 && status == COP_EMODEL; i++) { /* until the other thread gets between */
         weights *w;
-        status = engine_load_path(f.e, file, &w, NULL);
+        status = engine_load_path(f.e, file, NULL, &w, NULL);
         assert_null(w);
     }
     atomic_store(&touching, false);
@@ -595,7 +595,7 @@ static void every_allocation_failure_is_told(void **state) {
         weights *w;
         cop_error err;
         mem_fail_after(n);
-        cop_status status = engine_load_path(f.e, "tests/models/gen-F", &w, &err);
+        cop_status status = engine_load_path(f.e, "tests/models/gen-F", NULL, &w, &err);
         fired = mem_fail_stop();
         assert_int_equal(status, fired ? COP_ENOMEM : COP_OK);
         assert_int_equal(w == NULL, fired);
@@ -611,7 +611,7 @@ static void *load_many(void *arg) {
     engine *e = arg;
     for (int i = 0; i < 6; i++) {
         weights *w;
-        if (engine_load_path(e, paths[i % 2], &w, NULL) != COP_OK) return "could not load";
+        if (engine_load_path(e, paths[i % 2], NULL, &w, NULL) != COP_OK) return "could not load";
         engine_drop_weights(e, w);
     }
     return NULL;
