@@ -3,6 +3,7 @@ import io
 import os
 import stat
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -383,6 +384,14 @@ def test_closing_ends_what_is_open(worker):
         rollout.wait()
     with pytest.raises(coppice.ConnectionLost):
         client.ping()
+
+
+def test_a_client_that_nobody_closes_ends_with_its_last_reference():
+    """In a process of its own, which would hang: the context waits for sockets that are garbage like itself."""
+    use = "c = Client('tcp://127.0.0.1:1'); c.rollout(['x']); del c; gc.collect(); print('through')"
+    result = subprocess.run([sys.executable, "-c", f"import gc; from coppice import Client; gc.disable(); {use}"], timeout=60,
+                            capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("through\n", "")
 
 
 def test_an_id_in_use_is_refused(worker):

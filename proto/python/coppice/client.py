@@ -7,7 +7,7 @@ import secrets
 import time
 import uuid
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 import zmq
@@ -23,6 +23,7 @@ __all__ = ["Client", "Message", "Prompt", "Rollout", "prompt_map", "prompt_maps"
 
 LOST_SECONDS = 2.0  # that a lost connection may take to come back before another worker takes over
 SETTLE_SECONDS = 1.0  # that a new client waits for those of its workers that do not answer at once
+_CONTEXTS: Set[zmq.Context] = set()  # of clients that are open: one that were garbage before its sockets would wait for them
 STREAM_FRAMES = 4  # of a stream of weights that wait in a socket
 
 
@@ -105,18 +106,22 @@ class Client:
         self._curve = Curve(server_key, public_key, secret_key) if server_key is not None else None
         self._own_context = context is None
         self._context = context or zmq.Context()
+        if self._own_context:
+            _CONTEXTS.add(self._context)
+        self._process = os.getpid()
         self._poller = zmq.Poller()
-        self._closed = False
         self._several = len(endpoints) > 1
         alone = Patience(silence, timeout, self.patience)
         spread = Patience(silence, timeout, 0.0, LOST_SECONDS)
+        self._links: List[Link] = []
+        self._update_links: List[Link] = []
+        self._homeless: List[Part] = []  # parts whose worker is gone and for which there is no other now
+        self._closed = False
         self._links = [Link(e, self._context, self._poller, spread if self._several else alone, self._curve)
                        for e in endpoints]
-        self._update_links: List[Link] = []
         self._updating = False
         self._open: Dict[str, Rollout] = {}
         self._known: "weakref.WeakValueDictionary[str, Rollout]" = weakref.WeakValueDictionary()
-        self._homeless: List[Part] = []  # parts whose worker is gone and for which there is no other now
         self._homeless_since = 0.0
         self._settled_by = time.monotonic() + SETTLE_SECONDS
 
@@ -133,6 +138,12 @@ class Client:
             part.fail(errors.ConnectionLost(why))
         if self._own_context:
             self._context.term()
+            _CONTEXTS.discard(self._context)
+
+    def __del__(self) -> None:
+        """A client that nobody closed; in a forked process its sockets are the parent's."""
+        if not getattr(self, "_closed", True) and self._process == os.getpid():
+            self.close()
 
     def __enter__(self) -> "Client":
         return self
