@@ -3,6 +3,7 @@ import io
 import os
 import stat
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ import zstandard
 
 import coppice
 from coppice import Client, demo, errors, wire
-from fake_worker import DONE, PONG, accepted, sample, samples, u32, worker  # noqa: F401
+from fake_worker import DONE, PONG, accepted, all_of, error, sample, samples, u32, worker  # noqa: F401
 
 
 def test_ping_and_status_give_the_reply(worker):
@@ -295,7 +296,82 @@ def test_the_samples_of_two_models_are_not_mixed(worker, change, told):
         assert isinstance(e.value, coppice.ConnectionLost) and len(rollout.samples) == 1
         assert rollout.accepted == {"samples": 2, "seed": 7, "weights": [0, "d"], "numerics": "bf16"}  # of the samples that it has
         assert client.ping()["model"] == "m"  # the others go on
-    assert [(q["type"], q.get("target")) for q in second.requests] == [("rollout", None), ("cancel", "mine"), ("ping", None)]
+    asked = [(q["type"], q.get("target")) for q in second.requests]
+    assert asked[:2] == [("rollout", None), ("cancel", "mine")] and ("ping", None) in asked
+
+
+def test_what_was_given_up_is_forgotten_before_it_is_repeated(worker):
+    """A repetition under its id would else attach to what was cancelled."""
+
+    def other(q):
+        if q["type"] == "cancel":
+            time.sleep(0.2)
+            return [{"type": "done"}, {**DONE, "id": q["target"]}]
+        return [accepted(weights=[0, "e"])] if q["type"] == "rollout" else [{"type": "done"}]
+
+    first = worker(lambda q: [accepted(2), samples(sample(0, 0))])
+    with Client(first.endpoint) as client:
+        rollout = client.rollout(["x"], n=2, id="mine")
+        next(iter(rollout))
+        first.close()
+        second = worker(other, endpoint=first.endpoint)
+        with pytest.raises(coppice.WorkerChanged):
+            rollout.wait()
+        client.rollout(["x"], n=2, id="mine")
+        client.ping()
+    assert [q["type"] for q in second.requests] == ["rollout", "cancel", "ack", "rollout", "ping"]
+
+
+def test_prompt_tokens_are_there_however_the_prompt_was_given(worker):
+    w = worker(lambda q: [accepted(2), samples(sample(0), sample(1, prompt_tokens=u32(5, 6))), DONE])
+    with Client(w.endpoint) as client:
+        given, told = client.rollout([[1, 2, 3], "x"]).wait()
+    assert given.prompt_tokens.tolist() == [1, 2, 3] and told.prompt_tokens.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("prompts, told", [(5, "a value of type int as prompts"), ([1, 2], r"\[\[1, 2, 3\]\]"), (None, "expected a list of prompts"),
+                                           ([{"role": "user", "content": "x"}], "for one prompt of messages"),
+                                           ({"role": "user", "content": "x"}, "for one prompt of messages")])
+def test_prompts_without_their_list_are_told_as_such(worker, prompts, told):
+    with Client(worker(lambda q: []).endpoint) as client, pytest.raises(TypeError, match=told):
+        client.rollout(prompts)
+
+
+@pytest.mark.parametrize("n", [0, -1, "8", 2.0])
+def test_numbers_that_are_none_are_for_the_worker_to_refuse(worker, n):
+    w = worker(lambda q: [error("bad_request", key="n")])
+    with Client(w.endpoint) as client, pytest.raises(coppice.BadRequest):
+        client.rollout(["x"], n=n, max_tokens=n).wait()
+    assert w.requests[0]["n"] == w.requests[0]["max_tokens"] == n
+
+
+def test_numpy_scalars_are_numbers(worker):
+    w = worker(all_of)
+    with Client(w.endpoint) as client:
+        client.rollout(["x"], n=np.int64(2), temperature=np.float32(0.5), seed=np.uint64(2**64 - 1)).wait()
+        with pytest.raises(ValueError, match="less than 2\\^64"):
+            client.rollout(["x"], seed=2**64)
+        with pytest.raises(TypeError, match="cannot send a value of type object"):
+            client.rollout(["x"], seed=object())
+    assert [w.requests[0][k] for k in ("n", "temperature", "seed")] == [2, 0.5, 2**64 - 1]
+
+
+def test_an_empty_id_is_sent_as_such(worker):
+    w = worker(all_of)
+    with Client(w.endpoint) as client:
+        client.rollout(["x"], id="").wait()
+    assert w.requests[0]["id"] == ""
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:5555", "tcp://localhost", "http://localhost:80", "", "ipc://"])
+def test_what_is_no_endpoint_is_told_as_such(endpoint):
+    with pytest.raises(ValueError, match="expected tcp://HOST:PORT or ipc://PATH"):
+        Client(endpoint)
+
+
+def test_a_list_of_ids_is_no_list_of_sequences(worker):
+    with Client(worker(lambda q: []).endpoint) as client, pytest.raises(TypeError, match="for one sequence"):
+        client.score([1, 2, 3])
 
 
 def test_closing_ends_what_is_open(worker):
@@ -308,6 +384,14 @@ def test_closing_ends_what_is_open(worker):
         rollout.wait()
     with pytest.raises(coppice.ConnectionLost):
         client.ping()
+
+
+def test_a_client_that_nobody_closes_ends_with_its_last_reference():
+    """In a process of its own, which would hang: the context waits for sockets that are garbage like itself."""
+    use = "c = Client('tcp://127.0.0.1:1'); c.rollout(['x']); del c; gc.collect(); print('through')"
+    result = subprocess.run([sys.executable, "-c", f"import gc; from coppice import Client; gc.disable(); {use}"], timeout=60,
+                            capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("through\n", "")
 
 
 def test_an_id_in_use_is_refused(worker):

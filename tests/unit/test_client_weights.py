@@ -108,6 +108,13 @@ def test_what_is_no_set_of_weights_is_refused_before_sending(worker, tensors, to
     assert w.requests == []
 
 
+@pytest.mark.parametrize("given, told", [({"path": {"a": 1}}, "a state dict goes into `tensors`"), ({"path": 5}, "expected a str"),
+                                         ({"tensors": [("a", 1)]}, "expected a dict")])
+def test_what_is_no_path_and_no_state_dict_is_told_as_such(worker, given, told):
+    with Client(worker(lambda q: []).endpoint) as client, pytest.raises(TypeError, match=told):
+        client.update_weights(1, **given)
+
+
 def test_a_path_is_for_the_worker_to_read(worker):
     store = Store()
     w = worker(store)

@@ -1,11 +1,13 @@
 """The client: any number of requests in flight, to one worker or spread over several."""
 from __future__ import annotations
 
+import os
+import re
 import secrets
 import time
 import uuid
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 import zmq
@@ -21,6 +23,7 @@ __all__ = ["Client", "Message", "Prompt", "Rollout", "prompt_map", "prompt_maps"
 
 LOST_SECONDS = 2.0  # that a lost connection may take to come back before another worker takes over
 SETTLE_SECONDS = 1.0  # that a new client waits for those of its workers that do not answer at once
+_CONTEXTS: Set[zmq.Context] = set()  # of clients that are open: one that were garbage before its sockets would wait for them
 STREAM_FRAMES = 4  # of a stream of weights that wait in a socket
 
 
@@ -92,6 +95,9 @@ class Client:
         endpoints = [endpoint] if isinstance(endpoint, str) else list(endpoint)
         if not endpoints or len(set(endpoints)) < len(endpoints):
             raise ValueError(f"cannot connect to {endpoints}: expected one endpoint or more, each once")
+        for e in endpoints:
+            if not re.fullmatch(r"tcp://.+:\d+|(ipc|inproc)://.+", e):
+                raise ValueError(f'cannot connect to "{e}": expected tcp://HOST:PORT or ipc://PATH')
         self.endpoint = endpoint
         self.endpoints = endpoints
         self.timeout = timeout
@@ -100,18 +106,22 @@ class Client:
         self._curve = Curve(server_key, public_key, secret_key) if server_key is not None else None
         self._own_context = context is None
         self._context = context or zmq.Context()
+        if self._own_context:
+            _CONTEXTS.add(self._context)
+        self._process = os.getpid()
         self._poller = zmq.Poller()
-        self._closed = False
         self._several = len(endpoints) > 1
         alone = Patience(silence, timeout, self.patience)
         spread = Patience(silence, timeout, 0.0, LOST_SECONDS)
+        self._links: List[Link] = []
+        self._update_links: List[Link] = []
+        self._homeless: List[Part] = []  # parts whose worker is gone and for which there is no other now
+        self._closed = False
         self._links = [Link(e, self._context, self._poller, spread if self._several else alone, self._curve)
                        for e in endpoints]
-        self._update_links: List[Link] = []
         self._updating = False
         self._open: Dict[str, Rollout] = {}
         self._known: "weakref.WeakValueDictionary[str, Rollout]" = weakref.WeakValueDictionary()
-        self._homeless: List[Part] = []  # parts whose worker is gone and for which there is no other now
         self._homeless_since = 0.0
         self._settled_by = time.monotonic() + SETTLE_SECONDS
 
@@ -128,6 +138,12 @@ class Client:
             part.fail(errors.ConnectionLost(why))
         if self._own_context:
             self._context.term()
+            _CONTEXTS.discard(self._context)
+
+    def __del__(self) -> None:
+        """A client that nobody closed; in a forked process its sockets are the parent's."""
+        if not getattr(self, "_closed", True) and self._process == os.getpid():
+            self.close()
 
     def __enter__(self) -> "Client":
         return self
@@ -147,34 +163,38 @@ class Client:
                 timeout: Optional[float] = None, min_weights: Optional[int] = None,
                 weights_timeout: Optional[float] = None, model: Optional[str] = None,
                 id: Optional[str] = None) -> Rollout:
-        """Start a rollout and return at once.  What is left out has the protocol's default.
+        """Start a rollout and return at once.  The last word on each line is the default.
 
         prompts      each a str, token ids, a list of message dicts, or a dict as in the protocol (see prompt_map)
-        n            samples per prompt
-        seed         u64; with the same seed, weights and prompts the same samples come back, bit for bit
-        max_tokens   tokens per sample, sampled and forced together
-        min_tokens   before which nothing but a forced stop token ends a sample
-        temperature  0 (argmax), or 0.001 to 100
-        top_k, top_p, min_p  truncation; 0, 1.0, 0.0 are off
+        n            samples per prompt; 1
+        seed         u64; with the same seed, weights and prompts the same samples come back, bit for bit; drawn anew
+        max_tokens   tokens per sample, sampled and forced together; 256
+        min_tokens   a sample with fewer does not end by a stop token or string, unless a tool forced that token; 0
+        temperature  0 (argmax), or 0.001 to 100; 1.0
+        top_k, top_p, min_p  truncation; 0, 1.0, 0.0, which is off
         stop_tokens  ids that end a sample, instead of the model's
         stop         at most 16 strings of 1 to 256 bytes; a sample ends with the token that completes one of them
-        tools        names of tools that the model may call; [] for none
-        logprobs     which to return: "sampling" (of the distribution drawn from), "model" (whole vocabulary, temperature 1)
-        entropy      also return the entropy of the distribution that each token was drawn from
-        kept         also return the ids that survived truncation; needs top_k
-        text         also return the completions' text
-        deliver      "sample" as each ends, "prompt" when all of one's have, or "request"
-        timeout      seconds after which the worker cancels what is unfinished
-        min_weights  begin only once weights of this version, or a later one, are in use ...
-        weights_timeout  ... for which to wait at most so many seconds (then RequestTimeout)
-        model        which one of the worker's models
+        tools        names of tools that the model may call; all that it can, [] for none
+        logprobs     which to return: "sampling" (of the distribution drawn from), "model" (whole vocabulary, temperature 1);
+                     ["sampling"]
+        entropy      also return the entropy of the distribution that each token was drawn from; False
+        kept         also return the ids that survived truncation; needs a top_k of 1 to 1024; False
+        text         also return the completions' text; False
+        deliver      "sample" as each ends, "prompt" when all of one's have, or "request"; "sample"
+        compress     whether replies may be compressed; True
+        timeout      seconds after which the worker cancels what is unfinished; None
+        min_weights  begin only once weights of this version, or a later one, are in use; 0 ...
+        weights_timeout  ... for which to wait at most so many seconds (then RequestTimeout); 600
+        model        which one of the worker's models; today's worker has one, and refuses this
         id           1 to 128 bytes, global to the worker; a UUID by default.  One that the worker knows attaches to that
                      rollout, which must have asked for the same (else DuplicateId).  With several workers "/" and a number are
                      added
+
+        What the worker refuses is raised where the samples are waited for.
         """
         if self._closed:
             raise errors.ConnectionLost("cannot send a request: the client is closed")
-        id = id or str(uuid.uuid4())
+        id = str(uuid.uuid4()) if id is None else id
         if id in self._open:
             raise errors.DuplicateId(f'cannot send a request: "{id}" is in use by another one of this client', "id")
         maps = prompt_maps(prompts)
@@ -186,6 +206,7 @@ class Client:
             keys["stop_tokens"] = wire.pack_tokens(stop_tokens)
         if self._several:  # every worker must draw alike
             keys.setdefault("seed", secrets.randbelow(1 << 53))
+        self._pump_until(lambda: not any(link.is_ending(id) for link in self._links), time.monotonic() + self.timeout)
         rollout = Rollout(self, id, bounded=timeout is not None or any("enough" in m for m in maps))
         self._spread(rollout, maps, keys)
         self._open[id] = self._known[id] = rollout
@@ -193,7 +214,9 @@ class Client:
 
     def _spread(self, rollout: Rollout, maps: List[Dict[str, Any]], keys: Dict[str, Any]) -> None:
         """Make the parts and send them: each prompt goes to the worker that has least to do, those before it included."""
-        costs = [keys.get("max_tokens", 256) + estimated_tokens(m) // keys.get("n", 1) for m in maps]
+        n, max_tokens = (k if isinstance(k, (int, np.integer)) and k > 0 else 1  # of another one the worker tells what is wrong
+                         for k in (keys.get("n", 1), keys.get("max_tokens", 256)))
+        costs = [max_tokens + estimated_tokens(m) // n for m in maps]
         shares: List[Tuple[Optional[Link], List[int]]] = [(self._links[0], list(range(len(maps))))]
         if self._several:
             self._settle()
@@ -202,7 +225,7 @@ class Client:
             shares = [(link, []) for link in links]
             for prompt, cost in enumerate(costs):
                 least = load.index(min(load))
-                load[least] += cost * keys.get("n", 1)
+                load[least] += cost * n
                 shares[least][1].append(prompt)
             shares = [share for share in shares if share[1]] or shares[:1]  # no prompts: a worker says what is wrong with that
         for link, mine in shares:
@@ -265,12 +288,14 @@ class Client:
 
     # ---- Weights.
 
-    def update_weights(self, version: int, path: Optional[str] = None, tensors: Optional[Mapping[str, Any]] = None, *,
-                       policy: str = "finish", timeout: float = 600.0, chunk_bytes: int = CHUNK_BYTES) -> Version:
+    def update_weights(self, version: int, path: Union[str, "os.PathLike[str]", None] = None,
+                       tensors: Optional[Mapping[str, Any]] = None, *, policy: str = "finish", timeout: float = 600.0,
+                       chunk_bytes: int = CHUNK_BYTES) -> Version:
         """Bring new weights and wait until they are in use; rollouts of this client go on meanwhile.  Returns (version, digest).
 
-        version  higher than the one in use
-        path     a checkpoint that the worker can read: a directory as its --model takes, or a .pt file; or instead of it
+        version  from 1 on, higher than the one in use
+        path     a checkpoint that the worker can read, from its own working directory if the path is relative: a directory as
+                 its --model takes, or a .pt file of a state dict; or instead of it
         tensors  name -> a numpy array, a torch tensor (on any device), or a tuple (dtype name such as "BF16", shape, bytes).
                  They are sent as they are, one at a time in memory; a leading `_orig_mod.` of a name is left out
         policy   of samples that run: "finish" them with the old weights, "keep" their cache and go on with the new,
@@ -280,10 +305,15 @@ class Client:
 
         All or nothing: after an error the worker goes on with the weights that it had.  A connection that is lost in the middle
         begins the whole update again.  With several workers all must succeed: the error tells which did not, and those that
-        did keep the new weights.
+        did keep the new weights: to try again, give all of them a higher version.
+
+        Raises BadRequest (the version does not grow; a tensor is missing, unknown or misshaped), ModelError (one is not finite),
+        NotFound (no such path), Unsupported (a file of something else), Timeout, ConnectionLost, WorkersDiffer.
         """
         if (path is None) == (tensors is None):
             raise ValueError("cannot tell where the weights are: give `path` or `tensors`, not both")
+        if path is not None and not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"cannot use a {type(path).__name__} as a path: expected a str; a state dict goes into `tensors`")
         if chunk_bytes < 8 or chunk_bytes % 8:
             raise ValueError(f"cannot send chunks of {chunk_bytes} bytes: expected a multiple of 8")
         if self._closed:
@@ -342,7 +372,12 @@ class Client:
         sequences    1 to 4096, each of one or more token ids
         top          also the best `top` (0 to 20) ids per position
         temperature  0.001 to 100, of the distribution that is scored under
+
+        logprobs[t] of a score, in nats, is that of token t given those before it; entry 0 is 1.0.
         """
+        sequences = list(sequences)
+        if any(isinstance(s, (int, np.integer)) for s in sequences):
+            raise TypeError("cannot score a list of ints: for one sequence, write [[1, 2, 3]]")
         reply = self._ask({"type": "score", "sequences": [wire.pack_tokens(s) for s in sequences], "top": top,
                            "temperature": temperature})
         return Scores.from_wire(reply, top)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Union
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -95,6 +95,7 @@ class Link:
                  curve: Optional[Curve] = None, high_water: int = 0) -> None:
         self.endpoint = endpoint
         self.pending: Dict[str, Pending] = {}
+        self._dismissed: Set[str] = set()  # ids of dismiss() whose end the worker has yet to tell this connection
         self.connected = self.gone = False
         self._context, self._poller, self._patience, self._curve = context, poller, patience, curve
         self._high_water = high_water
@@ -119,6 +120,7 @@ class Link:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
         self.connected = self._known = False
+        self._dismissed.clear()
 
     def _shut(self) -> None:
         self._poller.unregister(self._socket)
@@ -187,6 +189,17 @@ class Link:
             except errors.ConnectionLost:
                 pass
 
+    def dismiss(self, id: str) -> None:
+        """End a rollout here that nobody wants any more, and have the worker forget it once it has ended: under the same id it
+        begins anew then, where it would attach to what was cancelled."""
+        self.pending.pop(id, None)
+        self._dismissed.add(id)
+        self.tell("cancel", id)
+
+    def is_ending(self, id: str) -> bool:
+        """Whether a rollout of this id, or a part of it, was dismissed and the worker has not ended it yet."""
+        return any(gone == id or gone.startswith(id + "/") for gone in self._dismissed)
+
     # ---- Receiving.
 
     def until(self) -> float:
@@ -233,6 +246,7 @@ class Link:
             event = recv_monitor_message(self._monitor)["event"]
             if event == zmq.EVENT_DISCONNECTED:
                 self.connected = False
+                self._dismissed.clear()
                 self._lost_at = self._lost_at or time.monotonic()
                 continue
             if self._known:
@@ -299,6 +313,9 @@ class Link:
             raise errors.from_reply(reply)  # the worker could not tell whose request it was
         pending = self.pending.get(id)
         if pending is None:
+            if id in self._dismissed and kind in ("done", "error"):
+                self._dismissed.remove(id)
+                self.tell("ack", id)
             return
         if kind == "error":
             pending.fail(errors.from_reply(reply))

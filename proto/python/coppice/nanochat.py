@@ -27,7 +27,7 @@ def checkpoint_tensors(model: Any) -> Dict[str, Any]:
 
 
 class RemoteEngine:
-    """Generation by a worker, or by several, with the interface of nanochat's Engine.
+    """Generation by a worker, or by several, with `generate_batch` as nanochat's Engine has it.
 
     endpoint  as Client takes it: one, or a list; or a Client
     options   of the Client

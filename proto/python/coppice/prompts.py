@@ -36,10 +36,14 @@ def prompt_map(prompt: Prompt) -> Dict[str, Any]:
 def prompt_maps(prompts: Prompts) -> List[Dict[str, Any]]:
     """All prompts of a request; a single str or dict counts as one prompt."""
     if isinstance(prompts, (str, Mapping)):
-        return [prompt_map(prompts)]
+        prompts = [prompts]
+    if not isinstance(prompts, Iterable):
+        raise TypeError(f"cannot use a value of type {type(prompts).__name__} as prompts: expected a list of prompts")
     prompts = list(prompts)
     if prompts and isinstance(prompts[0], (int, np.integer)):
         raise TypeError("cannot use a list of ints as prompts: for one prompt of token ids, write [[1, 2, 3]]")
+    if any(isinstance(p, Mapping) and "role" in p for p in prompts):
+        raise TypeError('cannot use messages as prompts: for one prompt of messages, write [[{"role": "user", "content": "hi"}]]')
     return [prompt_map(p) for p in prompts]
 
 

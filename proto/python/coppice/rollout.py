@@ -32,6 +32,7 @@ class Part(Pending):
         self.accepted: Optional[Dict[str, Any]] = None
         self.held: List[Sample] = []
         self._n = message.get("n", 1)
+        self._given = [m.get("tokens") for m in message["prompts"]]  # packed, None where the worker tokenizes
         self._missing = [self._n] * len(prompts)
 
     @property
@@ -62,7 +63,7 @@ class Part(Pending):
         if self.accepted is None:
             self.accepted = accepted
         if first is not None:
-            self.link.tell("cancel", self.id)
+            self.link.dismiss(self.id)
             raise first
 
     def _take_sample(self, sample: Sample) -> None:
@@ -76,8 +77,13 @@ class Part(Pending):
     def deliver(self, sample: Sample) -> None:
         """Give it to the rollout, once: a worker that was restarted, or another one, generates again what had arrived."""
         local = sample.prompt
+        changes: Dict[str, Any] = {}
         if self.prompts[local] != local:
-            sample = dataclasses.replace(sample, prompt=self.prompts[local])
+            changes["prompt"] = self.prompts[local]
+        if sample.prompt_tokens is None:
+            changes["prompt_tokens"] = wire.array(self._given[local], "<u4")
+        if changes:
+            sample = dataclasses.replace(sample, **changes)
         if self.rollout._take_sample(sample):
             self._missing[local] = max(0, self._missing[local] - 1)
 
@@ -196,10 +202,14 @@ class Rollout:
         """With the first error the rollout has ended, and its other parts are of no use."""
         if part.error is not None and self.error is None:
             self.error = part.in_rollout(part.error)
+            differs = isinstance(part.error, (errors.WorkerChanged, errors.WorkersDiffer))
             for other in self._parts:
-                if not other.finished and not self._client._closed:
-                    other.link.pending.pop(other.id, None)
-                    other.link.tell("cancel", other.id)
+                if self._client._closed:
+                    break
+                if not other.finished:
+                    other.link.dismiss(other.id)
+                elif differs and other is not part:
+                    other.link.tell("ack", other.id)  # of weights that a repetition may not find any more
         if self.finished:
             self._client._ended(self)
 

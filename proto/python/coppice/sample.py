@@ -41,7 +41,7 @@ class Sample:
     mask: np.ndarray  #: [T] u8, 1 sampled by the model, 0 forced (tool results)
     finish: str  #: "stop", "length" or "cancelled"
     prompt_id: Optional[str] = None  #: the prompt's id, as given
-    prompt_tokens: Optional[np.ndarray] = None  #: [P] u32, where the prompt came as text or messages
+    prompt_tokens: Optional[np.ndarray] = None  #: [P] u32, of text and messages as the worker tokenized them
     logprobs: Optional[np.ndarray] = None  #: [T] f32, nats, of the distribution drawn from; 1.0 where the mask is 0
     model_logprobs: Optional[np.ndarray] = None  #: [T] f32, nats, of the whole vocabulary at temperature 1; 1.0 where forced
     entropy: Optional[np.ndarray] = None  #: [T] f32, nats, of the distribution drawn from; 1.0 where forced

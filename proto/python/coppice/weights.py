@@ -81,6 +81,8 @@ def tensors_of(mapping: Mapping[str, Any]) -> List[Tensor]:
     mapping  name -> a numpy array (also of ml_dtypes' bfloat16), a torch tensor on any device, or a tuple (dtype name such as
              "BF16", shape, bytes: little-endian, row-major)
     """
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"cannot send a {type(mapping).__name__} as weights: expected a dict of name -> tensor, as of state_dict()")
     tensors = [_tensor(name.removeprefix("_orig_mod."), value) for name, value in mapping.items()]
     if not tensors:
         raise ValueError("cannot send a set of weights without a tensor")

@@ -16,9 +16,18 @@ _MAGIC = b"\x28\xb5\x2f\xfd"
 Tokens = Union[np.ndarray, Iterable[int]]
 
 
+def _plain(value: Any) -> Any:
+    """The Python number that a numpy scalar stands for: what msgpack asks for where it does not know a value."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, int):
+        raise ValueError(f"cannot send {value}: expected an integer of -2^63 or more and less than 2^64")
+    raise TypeError(f"cannot send a value of type {type(value).__name__}: expected numbers, strings, lists and dicts")
+
+
 def pack(message: Mapping[str, Any], compress: bool = True) -> bytes:
     """The frame of a message.  compress: if it is long; not worth the time for weights."""
-    frame = msgpack.packb(message, use_bin_type=True)
+    frame = msgpack.packb(message, use_bin_type=True, default=_plain)
     return zstandard.compress(frame) if compress and len(frame) >= COMPRESS_BYTES else frame
 
 

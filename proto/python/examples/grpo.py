@@ -11,11 +11,15 @@ rounding. With the same options two runs print the same lines, but for the times
 import argparse
 import contextlib
 import importlib.util
+import os
 import pathlib
 import random
+import signal
 import sys
 import tempfile
 import time
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else PyTorch's threads spin while they wait, where others want the cores
 
 import numpy as np
 import torch
@@ -230,6 +234,7 @@ def worker(args):
 
 def main(argv=None):
     args = arguments(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leaves the contexts below, which end the worker
     try:
         with worker(args) as endpoint, Client(endpoint) as client:
             trainer = Trainer(client, args)
@@ -243,6 +248,8 @@ def main(argv=None):
     except (demo.DemoError, CoppiceError) as e:
         print(f"grpo: {e}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     return 0
 
 
