@@ -253,10 +253,10 @@ const char *engine_weights_digest(const weights *w);
  * the version changes: of the label of what is drawn from now on, but for rows that WEIGHTS_FINISH lets end.
  */
 void engine_use_weights(engine *e, weights *w, uint64_t version, weights_policy policy);
-const weights_label *
-engine_weights(const engine *e); /* those in use; engine thread; valid until the next change */
-int engine_n_weights(
-    const engine *e); /* sets in memory: 1 and those that something still runs on.  Any thread. */
+/* Those in use.  Engine thread; valid until the next change. */
+const weights_label *engine_weights(const engine *e);
+/* Sets in memory: 1 and those that something still runs on.  Any thread. */
+int engine_n_weights(const engine *e);
 
 /* Where the step is that runs now, to tell which one does not come back.  Any thread. */
 typedef struct engine_place {

@@ -49,7 +49,7 @@ static bool runs_on(const engine *e, const weights *w) {
 }
 
 void weights_sweep(engine *e, bool all) {
-    weights **link = all || !e->w ? &e->w : &e->w->next;
+    weights **link = all || !e->w ? &e->w : &e->w->next; /* none: the engine could not be opened */
     while (*link) {
         weights *w = *link;
         if (!all && runs_on(e, w)) {
