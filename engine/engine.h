@@ -211,9 +211,9 @@ void engine_abort_rows(engine *e);
  * the new ones, whatever the policy; a score ends under those with which its first sequence began. */
 typedef enum weights_policy {
     WEIGHTS_FINISH,    /* they end under the weights that they run on */
-    WEIGHTS_KEEP,      /* they go on under the new ones, with the K and V that they have: such a row is never
-                          preempted and none of its pages is found again; where the pool is full of them, the
-                          youngest ends as FINISH_CANCELLED */
+    WEIGHTS_KEEP,      /* they go on under the new ones, with the K and V that they have (but for rows that
+                          have drawn nothing yet): such a row is never preempted and none of its pages is found
+                          again; where the pool is full of them, the youngest ends as FINISH_CANCELLED */
     WEIGHTS_RECOMPUTE, /* they go on under the new ones, all K and V computed again */
     WEIGHTS_ABORT      /* they end as FINISH_CANCELLED, to be continued with `prefix` */
 } weights_policy;

@@ -109,6 +109,35 @@ static void keep_goes_on_with_what_it_has(void **state) {
     }
 }
 
+/* Half of what it continues is computed: of that nothing is kept, since no run could tell it. */
+static void a_row_that_has_drawn_nothing_keeps_nothing(void **state) {
+    (void)state;
+    open_judges(0);
+    engine_options o = options(0);
+    o.step_tokens = 40;
+    fixture f = open_set(0, 0, o);
+    rollout_prompt p = prompt_of(2);
+    p.has_sample = true;
+    p.prefix = tokens[3];
+    p.n_prefix = lengths[3];
+    rollout_spec spec = {.prompts = &p, .n_prompts = 1, .n = 1, .sampling = sampling(&f)};
+    spec.sampling.calculator = false; /* a prefix of any tokens would contradict its answers */
+    outcome got, expected = outcome_of(judges[1].e, &spec);
+    history.n = 0;
+    outcome_start(&got, f.e, &spec, NULL);
+    run_steps(f.e, 2);
+    assert_int_equal(status_of(f.e).rows, 1);
+    use(f.e, 0, 1, WEIGHTS_KEEP);
+    run_all(f.e);
+    assert_same(&got.samples[0], &expected.samples[0], "changed before its first token");
+    assert_int_equal(got.samples[0].n_runs, 1);
+    assert_int_equal(got.samples[0].runs[0].label.version, 1);
+    assert_nothing_is_left(f.e);
+    outcome_free(&got, 1), outcome_free(&expected, 1);
+    fixture_close(&f);
+    close_judges();
+}
+
 /* What was cut off goes on under the new weights as it would on an engine that never had others. */
 static void continue_aborted(fixture *f, const sample *s) {
     rollout_prompt begin = prompt_of((int)s->prompt);
@@ -575,6 +604,7 @@ int main(void) {
         cmocka_unit_test(finish_lets_rows_end_under_the_old_set),
         cmocka_unit_test(recompute_goes_on_under_the_new_set),
         cmocka_unit_test(keep_goes_on_with_what_it_has),
+        cmocka_unit_test(a_row_that_has_drawn_nothing_keeps_nothing),
         cmocka_unit_test(abort_ends_rows_and_starts_the_others),
         cmocka_unit_test(aborting_rows_needs_no_new_weights),
         cmocka_unit_test(an_equal_digest_changes_the_label_only),
