@@ -402,6 +402,32 @@ static void prompts_that_begin_alike_compute_that_once(void **state) {
     outcome_free(&expected, 4);
 }
 
+/* Two prompts that differ in their first token only have no page in common, also where a step ends with one.
+ */
+static void prompts_that_differ_before_a_page_do_not_wait(void **state) {
+    (void)state;
+    make_prompts(0);
+    int32_t other[LONG];
+    memcpy(other, tokens[1], sizeof other);
+    other[0]++;
+    engine_options o = options(0);
+    enum { SPAN = KV_PAGE_TOKENS / 4 };
+    o.span_tokens = SPAN;
+    fixture f = open_set(0, 0, o);
+    rollout_prompt p[2] = {prompt_of(1), prompt_of(1)};
+    p[1].tokens = other;
+    rollout_spec spec = {.prompts = p, .n_prompts = 2, .n = 1, .sampling = sampling(&f)};
+    outcome got;
+    outcome_start(&got, f.e, &spec, NULL);
+    for (uint64_t n = 1; n <= LONG / SPAN; n++) {
+        run_steps(f.e, 1);
+        assert_int_equal(status_of(f.e).prefilled_tokens, 2 * SPAN * n);
+    }
+    run_all(f.e);
+    outcome_free(&got, 2);
+    fixture_close(&f);
+}
+
 /* ---- Kept rows and too few pages. */
 
 static void kept_rows_that_fill_the_pool_end_one_by_one(void **state) {
@@ -699,6 +725,7 @@ int main(void) {
         cmocka_unit_test(pages_of_one_set_never_serve_another),
         cmocka_unit_test(recomputing_samples_compute_their_prompt_once),
         cmocka_unit_test(prompts_that_begin_alike_compute_that_once),
+        cmocka_unit_test(prompts_that_differ_before_a_page_do_not_wait),
         cmocka_unit_test(kept_rows_that_fill_the_pool_end_one_by_one),
         cmocka_unit_test(kept_rows_wait_for_what_moves_before_them),
         cmocka_unit_test(a_kept_row_that_ended_is_not_computed_again),
