@@ -276,7 +276,8 @@ static void copy_shared(const engine *e, scored *s) {
 
 static bool list_score(engine *e, scored *s, room *r) {
     engine_job *j = s->job;
-    if (!j->weights) {
+    bool first = !j->weights;
+    if (first) {
         j->weights = e->w;
         j->label = e->label;
     }
@@ -286,7 +287,10 @@ static bool list_score(engine *e, scored *s, room *r) {
         return true;
     }
     s->task = (task){.kind = TASK_SCORE};
-    if (r->tokens <= 0 || !run_task(e, &s->task, e->n_tasks == 0, r)) return false;
+    if (r->tokens <= 0 || !run_task(e, &s->task, e->n_tasks == 0, r)) {
+        if (first) j->weights = NULL; /* it has not begun: others may come before it does */
+        return false;
+    }
     insert_task(e, &s->task, e->n_tasks);
     return true;
 }

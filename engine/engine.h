@@ -211,9 +211,9 @@ void engine_abort_rows(engine *e);
  * the new ones, whatever the policy; a score ends under those with which its first sequence began. */
 typedef enum weights_policy {
     WEIGHTS_FINISH,    /* they end under the weights that they run on */
-    WEIGHTS_KEEP,      /* they go on under the new ones, with the K and V that they have: such a row is never
-                          preempted and none of its pages is found again; where the pool is full of them, the
-                          youngest ends as FINISH_CANCELLED */
+    WEIGHTS_KEEP,      /* they go on under the new ones, with the K and V that they have (but for rows that
+                          have drawn nothing yet): such a row is never preempted and none of its pages is found
+                          again; where the pool is full of them, the youngest ends as FINISH_CANCELLED */
     WEIGHTS_RECOMPUTE, /* they go on under the new ones, all K and V computed again */
     WEIGHTS_ABORT      /* they end as FINISH_CANCELLED, to be continued with `prefix` */
 } weights_policy;
@@ -254,10 +254,10 @@ const char *engine_weights_digest(const weights *w);
  * the version changes: of the label of what is drawn from now on, but for rows that WEIGHTS_FINISH lets end.
  */
 void engine_use_weights(engine *e, weights *w, uint64_t version, weights_policy policy);
-const weights_label *
-engine_weights(const engine *e); /* those in use; engine thread; valid until the next change */
-int engine_n_weights(
-    const engine *e); /* sets in memory: 1 and those that something still runs on.  Any thread. */
+/* Those in use.  Engine thread; valid until the next change. */
+const weights_label *engine_weights(const engine *e);
+/* Sets in memory: 1 and those that something still runs on.  Any thread. */
+int engine_n_weights(const engine *e);
 
 /* Where the step is that runs now, to tell which one does not come back.  Any thread. */
 typedef struct engine_place {

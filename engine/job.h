@@ -20,8 +20,10 @@ typedef struct live_row {
  * keeps them until the last has started.
  *
  *   listed    computing ............... ready | start 0 | start 1 ..  start n-1 | dropped
- *   pages     none, or some of the cache's; full ones are shared with each sample, a last one that is not
- * full is copied for each but the last sample, which takes it over
+ *   pages     none, or some of the cache's
+ *
+ * Each sample shares its full pages.  A last page that is not full is copied for each but the last sample,
+ * which takes it over.
  *
  * Its pages are of the weights in use: it gives them back when others come.
  *

@@ -49,7 +49,7 @@ static bool runs_on(const engine *e, const weights *w) {
 }
 
 void weights_sweep(engine *e, bool all) {
-    weights **link = all || !e->w ? &e->w : &e->w->next;
+    weights **link = all || !e->w ? &e->w : &e->w->next; /* none: the engine could not be opened */
     while (*link) {
         weights *w = *link;
         if (!all && runs_on(e, w)) {
@@ -75,10 +75,11 @@ static void put_in_use(engine *e, weights *w) {
     }
 }
 
-/* Let a row in flight go on under the set in use.  Without K and V there is nothing to keep. */
+/* Let a row in flight go on under the set in use.  Without K and V there is nothing to keep; and where no
+ * token was drawn with them yet, they are computed again, so that nothing but what its runs name is in it. */
 static void move_row(engine *e, live_row *r, bool keep) {
     r->weights = e->w;
-    r->kept = keep && r->row.seq.n_computed > 0;
+    r->kept = keep && r->row.seq.n_computed > 0 && r->row.n_drawn > 0;
     if (!r->kept && r->task.runs) plan_preempt(e, &r->task);
 }
 

@@ -17,8 +17,7 @@ struct flight {
     const request *request;    /* borrowed until the last letter is posted */
     engine_job *job;           /* NULL: it is held */
     converted_rollout rollout; /* its tokens are kept for prompts that came as text */
-    reply_sample
-        *held; /* [n_held] samples that wait for their prompt or the whole request; each owns its arrays */
+    reply_sample *held; /* [n_held] they wait for their prompt or the whole request; each owns its arrays */
     size_t n_held, cap_held;
     size_t held_sample_bytes;
     reply_score *scores; /* [n_scores] each owns its arrays */

@@ -23,8 +23,8 @@ update_stream *update_stream_open(const request *r, double silence_sec);
 void update_stream_close(update_stream *s); /* no thread uses it any more */
 
 /* ---- The service's thread. */
-bool update_stream_is(const update_stream *s,
-                      wire_text target); /* whether chunks with that target belong here */
+/* Whether chunks with that target belong here. */
+bool update_stream_is(const update_stream *s, wire_text target);
 /* A chunk.  Taken, and dropped if the stream has failed; false: it is over or committed. */
 bool update_stream_put(update_stream *s, request *chunk);
 /* Taken if it returns true.  Else err->code is NULL where the stream is over, or tells how it failed. */

@@ -18,9 +18,8 @@
 typedef struct slab slab;
 
 typedef struct slab_pool {
-    pthread_mutex_t
-        mutex;     /* guards `current` and the counters of every slab; no other lock is taken under it */
-    slab *current; /* what blocks are cut from; NULL: none yet */
+    pthread_mutex_t mutex; /* guards `current` and each slab's counters; no other lock is taken under it */
+    slab *current;         /* what blocks are cut from; NULL: none yet */
 } slab_pool;
 
 void slab_pool_init(slab_pool *p);

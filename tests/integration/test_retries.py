@@ -138,7 +138,7 @@ def test_an_id_is_free_after_an_error(worker):
 
 
 def test_attaching_needs_no_room_in_the_queue_and_works_while_draining(start_worker):
-    worker = start_worker("--max-rows", "1", "--max-queue", "1", "--grace", "5")
+    worker = start_worker("--max-rows", "1", "--max-queue", "1", "--grace", "60")
     with worker.client() as client, worker.client() as other, worker.client() as third:
         id, accepted = in_flight(third, **ENDLESS)
         wait_for(runs, other, 1)

@@ -54,6 +54,55 @@ static void finish_lets_rows_end_under_the_old_set(void **state) {
     }
 }
 
+/* Where a row is, by the order of the list; -1: no row. */
+static int index_of(const engine *e, int i) {
+    return e->tasks[i]->kind == TASK_ROW ? row_index(&task_row(e->tasks[i])->row) : -1;
+}
+
+static void rows_of_both_sets_move_in_each_step(void **state) {
+    (void)state;
+    open_judges(0);
+    fixture f = open_set(0, 0, options(0));
+    outcome *got = changed_on_the_way(&f, 0, 16, WEIGHTS_FINISH), later;
+    rollout_prompt p = prompt_of(2);
+    rollout_spec spec = {.prompts = &p, .n_prompts = 1, .n = 2, .sampling = sampling(&f)};
+    outcome_start(&later, f.e, &spec, NULL);
+    while (status_of(f.e).rows < 18) run_steps(f.e, 1);
+    for (int n = 0; n < 20; n++) {
+        int before[18];
+        assert_int_equal(f.e->n_tasks, 18);
+        for (int i = 0; i < 18; i++) before[i] = index_of(f.e, i);
+        run_steps(f.e, 1);
+        for (int i = 0; i < 18; i++) assert_in_range(index_of(f.e, i), before[i] + 1, MOST);
+    }
+    assert_int_equal(engine_n_weights(f.e), 2);
+    run_all(f.e);
+    end_outcome(got);
+    outcome_free(&later, 1);
+    fixture_close(&f);
+    close_judges();
+}
+
+/* Neither one that was replaced before the next token, nor the last. */
+static void a_set_that_drew_nothing_is_not_named(void **state) {
+    (void)state;
+    open_judges(0);
+    fixture f = open_set(0, 0, options(0));
+    outcome *got = changed_on_the_way(&f, 0, 16, WEIGHTS_KEEP);
+    use(f.e, 0, 0, WEIGHTS_RECOMPUTE);
+    use(f.e, 0, 1, WEIGHTS_KEEP);
+    engine_abort_rows(f.e);
+    assert_int_equal(got->n_samples, 16);
+    for (int i = 0; i < 16; i++) {
+        assert_int_equal(got->samples[i].n_runs, 1);
+        assert_int_equal(got->samples[i].runs[0].label.version, 0);
+    }
+    run_all(f.e);
+    end_outcome(got);
+    fixture_close(&f);
+    close_judges();
+}
+
 static void recompute_goes_on_under_the_new_set(void **state) {
     (void)state;
     for (int c = 0; c < N_CASES; c++) {
@@ -107,6 +156,35 @@ static void keep_goes_on_with_what_it_has(void **state) {
         fixture_close(&f);
         close_judges();
     }
+}
+
+/* Half of what it continues is computed: of that nothing is kept, since no run could tell it. */
+static void a_row_that_has_drawn_nothing_keeps_nothing(void **state) {
+    (void)state;
+    open_judges(0);
+    engine_options o = options(0);
+    o.step_tokens = 40;
+    fixture f = open_set(0, 0, o);
+    rollout_prompt p = prompt_of(2);
+    p.has_sample = true;
+    p.prefix = tokens[3];
+    p.n_prefix = lengths[3];
+    rollout_spec spec = {.prompts = &p, .n_prompts = 1, .n = 1, .sampling = sampling(&f)};
+    spec.sampling.calculator = false; /* a prefix of any tokens would contradict its answers */
+    outcome got, expected = outcome_of(judges[1].e, &spec);
+    history.n = 0;
+    outcome_start(&got, f.e, &spec, NULL);
+    run_steps(f.e, 2);
+    assert_int_equal(status_of(f.e).rows, 1);
+    use(f.e, 0, 1, WEIGHTS_KEEP);
+    run_all(f.e);
+    assert_same(&got.samples[0], &expected.samples[0], "changed before its first token");
+    assert_int_equal(got.samples[0].n_runs, 1);
+    assert_int_equal(got.samples[0].runs[0].label.version, 1);
+    assert_nothing_is_left(f.e);
+    outcome_free(&got, 1), outcome_free(&expected, 1);
+    fixture_close(&f);
+    close_judges();
 }
 
 /* What was cut off goes on under the new weights as it would on an engine that never had others. */
@@ -324,6 +402,32 @@ static void prompts_that_begin_alike_compute_that_once(void **state) {
     outcome_free(&expected, 4);
 }
 
+/* Two prompts that differ in their first token only have no page in common, also where a step ends with one.
+ */
+static void prompts_that_differ_before_a_page_do_not_wait(void **state) {
+    (void)state;
+    make_prompts(0);
+    int32_t other[LONG];
+    memcpy(other, tokens[1], sizeof other);
+    other[0]++;
+    engine_options o = options(0);
+    enum { SPAN = KV_PAGE_TOKENS / 4 };
+    o.span_tokens = SPAN;
+    fixture f = open_set(0, 0, o);
+    rollout_prompt p[2] = {prompt_of(1), prompt_of(1)};
+    p[1].tokens = other;
+    rollout_spec spec = {.prompts = p, .n_prompts = 2, .n = 1, .sampling = sampling(&f)};
+    outcome got;
+    outcome_start(&got, f.e, &spec, NULL);
+    for (uint64_t n = 1; n <= LONG / SPAN; n++) {
+        run_steps(f.e, 1);
+        assert_int_equal(status_of(f.e).prefilled_tokens, 2 * SPAN * n);
+    }
+    run_all(f.e);
+    outcome_free(&got, 2);
+    fixture_close(&f);
+}
+
 /* ---- Kept rows and too few pages. */
 
 static void kept_rows_that_fill_the_pool_end_one_by_one(void **state) {
@@ -362,6 +466,43 @@ static void kept_rows_that_fill_the_pool_end_one_by_one(void **state) {
         outcome_free(&got, 1), outcome_free(&after, 1);
         fixture_close(&f);
     }
+    close_judges();
+}
+
+/* An older row has all of its 6 pages, of 10, and moves.  Beside it two rows fill 2 pages each, of the 4 that
+ * they need: then they stand still, and none ends for the other, since its pages are soon enough for both. */
+static void kept_rows_wait_for_what_moves_before_them(void **state) {
+    (void)state;
+    open_judges(0);
+    enum { FULL = 2 * KV_PAGE_TOKENS + 1 - 63 }; /* tokens after which a row needs its third page */
+    engine_options o = options(0);
+    o.kv_memory = 10 * page_bytes(0);
+    fixture f = open_set(0, 0, o);
+    rollout_prompt p = prompt_of(1), q = prompt_of(2);
+    rollout_spec spec = {.prompts = &p, .n_prompts = 1, .n = 1, .sampling = sampling(&f)};
+    spec.sampling.max_tokens = 84;
+    spec.sampling.calculator = false; /* rows move by a token in each step */
+    outcome older, got;
+    history.n = 0;
+    outcome_start(&older, f.e, &spec, NULL);
+    while (status_of(f.e).rows < 1) run_steps(f.e, 1);
+    spec.prompts = &q;
+    spec.n = 2;
+    spec.sampling.max_tokens = 160;
+    outcome_start(&got, f.e, &spec, NULL);
+    while (status_of(f.e).rows < 3) run_steps(f.e, 1);
+    use(f.e, 0, 1, WEIGHTS_KEEP);
+    while (!older.n_done) {
+        assert_int_equal(f.e->n_tasks, 3);
+        run_steps(f.e, 1);
+    }
+    for (int i = 0; i < 2; i++) assert_int_equal(index_of(f.e, i), FULL);
+    run_all(f.e);
+    for (int i = 0; i < 2; i++) assert_int_equal(got.samples[i].finish, FINISH_LENGTH);
+    assert_int_equal(older.samples[0].finish, FINISH_LENGTH);
+    assert_nothing_is_left(f.e);
+    outcome_free(&older, 1), outcome_free(&got, 1);
+    fixture_close(&f);
     close_judges();
 }
 
@@ -573,15 +714,20 @@ static void random_changes_are_told_as_they_were(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(finish_lets_rows_end_under_the_old_set),
+        cmocka_unit_test(rows_of_both_sets_move_in_each_step),
+        cmocka_unit_test(a_set_that_drew_nothing_is_not_named),
         cmocka_unit_test(recompute_goes_on_under_the_new_set),
         cmocka_unit_test(keep_goes_on_with_what_it_has),
+        cmocka_unit_test(a_row_that_has_drawn_nothing_keeps_nothing),
         cmocka_unit_test(abort_ends_rows_and_starts_the_others),
         cmocka_unit_test(aborting_rows_needs_no_new_weights),
         cmocka_unit_test(an_equal_digest_changes_the_label_only),
         cmocka_unit_test(pages_of_one_set_never_serve_another),
         cmocka_unit_test(recomputing_samples_compute_their_prompt_once),
         cmocka_unit_test(prompts_that_begin_alike_compute_that_once),
+        cmocka_unit_test(prompts_that_differ_before_a_page_do_not_wait),
         cmocka_unit_test(kept_rows_that_fill_the_pool_end_one_by_one),
+        cmocka_unit_test(kept_rows_wait_for_what_moves_before_them),
         cmocka_unit_test(a_kept_row_that_ended_is_not_computed_again),
         cmocka_unit_test(a_run_that_finds_no_memory_fails_its_rollout),
         cmocka_unit_test(a_set_is_freed_when_nothing_runs_on_it),

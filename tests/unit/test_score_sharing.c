@@ -165,11 +165,74 @@ static void a_score_ends_under_the_weights_it_began_with(void **state) {
     close_judges();
 }
 
+/* Nothing of it has started: it waits behind a prompt that takes whole steps. */
+static void a_score_that_waits_begins_under_the_weights_in_use(void **state) {
+    (void)state;
+    open_judges(0);
+    const int32_t *ids = tokens[2];
+    engine_options o = options(0);
+    o.step_tokens = 40;
+    fixture f = open_set(0, 0, o);
+    rollout_prompt p = prompt_of(1);
+    rollout_spec spec = {.prompts = &p, .n_prompts = 1, .n = 1, .sampling = sampling(&f)};
+    outcome before;
+    score_run got, expected;
+    history.n = 0;
+    outcome_start(&before, f.e, &spec, NULL);
+    start_score(f.e, &got, &ids, &lengths[2], 1, 2, 1.0);
+    run_steps(f.e, 2);
+    assert_int_equal(status_of(f.e).waiting_requests, 1);
+    use(f.e, 0, 1, WEIGHTS_FINISH);
+    assert_int_equal(engine_n_weights(f.e), 1);
+    run_all(f.e);
+    start_score(judges[1].e, &expected, &ids, &lengths[2], 1, 2, 1.0);
+    run_all(judges[1].e);
+    assert_memory_equal(got.of, expected.of, sizeof(told));
+    assert_int_equal(got.label.version, 1);
+    assert_nothing_is_left(f.e);
+    free(got.of), free(expected.of);
+    outcome_free(&before, 1);
+    fixture_close(&f);
+    close_judges();
+}
+
+/* A score of the old set computes the tokens of a prompt of the new one, whose pages it cannot give. */
+static void nothing_waits_for_pages_of_another_set(void **state) {
+    (void)state;
+    open_judges(0);
+    const int32_t *ids = tokens[1];
+    engine_options o = options(0);
+    o.span_tokens = 10;
+    fixture f = open_set(0, 0, o);
+    score_run score;
+    rollout_prompt p = prompt_of(1);
+    rollout_spec spec = {.prompts = &p, .n_prompts = 1, .n = 1, .sampling = sampling(&f)};
+    outcome got;
+    history.n = 0;
+    start_score(f.e, &score, &ids, &lengths[1], 1, 0, 1.0);
+    run_steps(f.e, 1);
+    use(f.e, 0, 1, WEIGHTS_FINISH);
+    outcome_start(&got, f.e, &spec, NULL);
+    for (uint64_t n = 1; n <= 10; n++) {
+        run_steps(f.e, 1);
+        assert_int_equal(status_of(f.e).prefilled_tokens, 10 * n);
+    }
+    run_all(f.e);
+    assert_int_equal(score.n_done + got.n_done, 2);
+    assert_nothing_is_left(f.e);
+    free(score.of);
+    outcome_free(&got, 1);
+    fixture_close(&f);
+    close_judges();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sequences_that_share_score_as_alone),
         cmocka_unit_test(what_sequences_share_is_computed_once),
         cmocka_unit_test(a_score_ends_under_the_weights_it_began_with),
+        cmocka_unit_test(a_score_that_waits_begins_under_the_weights_in_use),
+        cmocka_unit_test(nothing_waits_for_pages_of_another_set),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
