@@ -44,6 +44,18 @@ def test_a_step_makes_right_answers_likelier_than_wrong_ones():
     assert change[gains > 0].mean() > 0.02 + change[gains < 0].mean()
 
 
+def test_the_reward_rises():
+    """On questions that training does not see.  Measured: from 0.78 to 0.84 or so."""
+    args = grpo.arguments([*SMALL, "--threads", "2", "--prompts", "48", "--samples", "24", "--steps", "8"])
+    with grpo.worker(args) as endpoint, Client(endpoint) as client:
+        trainer = grpo.Trainer(client, args)
+        unseen = grpo.Tasks(args.tasks, grpo.EVAL_SEED).take(128)
+        before = trainer.rollouts(unseen, 8, 1)[1].mean()
+        for n in range(args.steps):
+            trainer.step(n)
+        assert trainer.rollouts(unseen, 8, 1)[1].mean() > before + 0.03
+
+
 # Measured: |log ratio| 7e-4 on average, below 0.1 with bf16; 6e-7 and below 1e-5 with fp32.
 @pytest.mark.parametrize("precision, mean, most", [("bf16", 4e-3, 0.3), ("f32", 5e-6, 1e-4)])
 def test_the_first_importance_ratio_is_1(learned, precision, mean, most):

@@ -95,16 +95,19 @@ class Batch:
 
 
 def advantages(rewards):
-    """[prompts, samples]: above or below the mean of the prompt's samples, in standard deviations; 0 where all are alike."""
-    centred = rewards - rewards.mean(1, keepdims=True)
-    return centred / (rewards.std(1, keepdims=True) + 1e-6)
+    """[prompts, samples]: above or below the mean of the prompt's samples; 0 where all are alike."""
+    return rewards - rewards.mean(1, keepdims=True)
 
 
-def parameter_groups(model, lr):
-    """With a rate for each kind of parameter: embeddings are large and each step touches few of their rows."""
-    rates = {"wte": 50 * lr, "value_embeds": 50 * lr, "lm_head": 4 * lr}
-    rate = lambda name: next((r for part, r in rates.items() if part in name), lr)
-    return [{"params": [p], "lr": rate(name)} for name, p in model.named_parameters()]
+def optimizers(model, lr):
+    """Muon for the layers' matrices; Adam for the few numbers that weigh whole layers, and for the scale of the logits, which
+    makes the model surer of itself faster than anything else does.  Embeddings stay as they are: a step sees few of their rows,
+    and its noise would outweigh what it learns."""
+    matrices = [p for name, p in model.transformer["h"].named_parameters() if "gate" not in name]
+    scalars = [model.resid_lambdas, model.x0_lambdas, model.smear_lambda, model.backout_lambda]
+    groups = [{"params": scalars, "lr": lr / 3}, {"params": [model.log_scale], "lr": 6 * lr}]
+    return [torch.optim.Muon(matrices, lr=lr, momentum=0.9, weight_decay=0.0),
+            torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
 class Trainer:
@@ -119,7 +122,8 @@ class Trainer:
         torch.use_deterministic_algorithms(True)
         self.client, self.args = client, args
         self.model = load(args.model)
-        self.optimizer = torch.optim.AdamW(parameter_groups(self.model, args.lr), betas=(0.9, 0.99), weight_decay=0.0)
+        self.optimizers = optimizers(self.model, args.lr)
+        self.schedules = [torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.1, args.steps * args.inner) for o in self.optimizers]
         self.tasks = Tasks(args.tasks, args.seed)
         self.version = client.ping()["weights"][0]
         self.log = []
@@ -141,7 +145,6 @@ class Trainer:
     def learn(self, samples, rewards):
         """The gradient steps; returns the log-ratios of the first, None where all samples are as good as each other."""
         gains = advantages(rewards).reshape(-1)
-        gains[gains < 0] *= self.args.negatives
         kept, summed = merged(samples, gains)
         if not kept:
             return None
@@ -149,20 +152,20 @@ class Trainer:
         n_tokens = sum(int(s.mask.sum()) for s, gain in zip(samples, gains) if gain)
         first = []
         for inner in range(self.args.inner):
-            self.optimizer.zero_grad()
+            self.model.zero_grad()
             for batch in batches:
                 log_ratio = batch.log_ratio(self.model, self.args.temperature)
                 (batch.loss(log_ratio, self.args.clip) / n_tokens).backward()
                 if inner == 0:
                     first.append(log_ratio.detach())
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
+            for part in self.optimizers + self.schedules:
+                part.step()
         return torch.cat(first)
 
     def publish(self):
         """Bring the weights to the worker, which uses them from its next step on."""
         self.version += 1
-        state = self.model.state_dict()
+        state = self.model.checkpoint()
         if self.args.weights == "stream":
             self.client.update_weights(self.version, tensors=state)
             return
@@ -210,16 +213,15 @@ def arguments(argv=None):
     p.add_argument("--weights", choices=("stream", "path"), default="stream",
                    help="how new weights reach the worker: over its socket, or as a file in /dev/shm (%(default)s)")
     number = lambda name, type, default, text: p.add_argument(name, type=type, default=default, metavar="N", help=f"{text} (%(default)s)")
-    number("--steps", int, 30, "turns of the loop")
-    number("--prompts", int, 32, "questions per step")
-    number("--samples", int, 16, "answers to each")
-    number("--inner", int, 2, "gradient steps with them")
-    number("--eval", int, 256, "questions before and after, that training does not see; 0: none")
+    number("--steps", int, 60, "turns of the loop")
+    number("--prompts", int, 64, "questions per step")
+    number("--samples", int, 32, "answers to each")
+    number("--inner", int, 1, "gradient steps with them")
+    number("--eval", int, 512, "questions before and after, that training does not see; 0: none")
     number("--max-tokens", int, 96, "of an answer")
     number("--temperature", float, 1.0, "of the draw, at least 0.001")
-    number("--negatives", float, 1.0, "weight of the answers that are worse than the mean of their question's")
     number("--clip", float, 0.2, "how far the ratio may go from 1 and still count")
-    number("--lr", float, 1e-4, "the optimizer's learning rate, of the matrices")
+    number("--lr", float, 0.013, "the learning rate of the matrices; it falls to a tenth")
     number("--threads", int, 2, "of PyTorch; part of what makes two runs alike")
     number("--seed", int, 1, "of the questions and the samples")
     return p.parse_args(argv)

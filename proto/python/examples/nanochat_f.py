@@ -85,6 +85,7 @@ class Gpt(nn.Module):
         self.resid_lambdas, self.x0_lambdas = (nn.Parameter(torch.empty(self.n_layers)) for _ in range(2))
         self.smear_lambda, self.backout_lambda = (nn.Parameter(torch.empty(1)) for _ in range(2))
         self.smear_gate = linear(SMEAR_CHANNELS, 1)
+        self.log_scale = nn.Parameter(torch.zeros(()))  # of all logits; no part of a checkpoint, see checkpoint()
 
     def hidden(self, ids):
         """[B, T, dim], what the logits are made from, of ids [B, T]; what follows a sequence's end in its row changes nothing
@@ -113,9 +114,15 @@ class Gpt(nn.Module):
         wanted  [B, T] bool, false for the first of each row.  Only for these are logits computed: with a large vocabulary
                 they are most of the work
         """
-        z = self.lm_head(self.hidden(ids[:, :-1])[wanted[:, 1:]])[:, :self.vocab]
+        z = self.log_scale.exp() * self.lm_head(self.hidden(ids[:, :-1])[wanted[:, 1:]])[:, :self.vocab]
         logits = SOFTCAP * torch.tanh(z / SOFTCAP)
         return -F.cross_entropy(logits / temperature, ids[wanted], reduction="none")
+
+    def checkpoint(self):
+        """What a checkpoint of this model holds, name -> tensor: the scale of the logits is a factor of lm_head's there."""
+        state = self.state_dict()
+        scale = state.pop("log_scale").exp()
+        return {name: scale * tensor if name == "lm_head.weight" else tensor for name, tensor in state.items()}
 
 
 def load(folder):
@@ -123,5 +130,6 @@ def load(folder):
     path = max(pathlib.Path(folder).glob("model_*.pt"))
     meta = json.loads(path.with_name(path.stem.replace("model", "meta") + ".json").read_text())
     model = Gpt(meta["model_config"])
-    model.load_state_dict({name: tensor.float() for name, tensor in torch.load(path, weights_only=True).items()})
+    tensors = {name: tensor.float() for name, tensor in torch.load(path, weights_only=True).items()}
+    model.load_state_dict({**tensors, "log_scale": torch.zeros(())})
     return model
