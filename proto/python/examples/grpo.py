@@ -106,6 +106,9 @@ def optimizers(model, lr):
     matrices = [p for name, p in model.transformer["h"].named_parameters() if "gate" not in name]
     scalars = [model.resid_lambdas, model.x0_lambdas, model.smear_lambda, model.backout_lambda]
     groups = [{"params": scalars, "lr": lr / 3}, {"params": [model.log_scale], "lr": 6 * lr}]
+    model.requires_grad_(False)
+    for p in matrices + scalars:
+        p.requires_grad_(True)
     return [torch.optim.Muon(matrices, lr=lr, momentum=0.9, weight_decay=0.0),
             torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)]
 
@@ -152,7 +155,8 @@ class Trainer:
         n_tokens = sum(int(s.mask.sum()) for s, gain in zip(samples, gains) if gain)
         first = []
         for inner in range(self.args.inner):
-            self.model.zero_grad()
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
             for batch in batches:
                 log_ratio = batch.log_ratio(self.model, self.args.temperature)
                 (batch.loss(log_ratio, self.args.clip) / n_tokens).backward()

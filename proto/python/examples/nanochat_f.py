@@ -85,7 +85,7 @@ class Gpt(nn.Module):
         self.resid_lambdas, self.x0_lambdas = (nn.Parameter(torch.empty(self.n_layers)) for _ in range(2))
         self.smear_lambda, self.backout_lambda = (nn.Parameter(torch.empty(1)) for _ in range(2))
         self.smear_gate = linear(SMEAR_CHANNELS, 1)
-        self.log_scale = nn.Parameter(torch.zeros(()))  # of all logits; no part of a checkpoint, see checkpoint()
+        self.log_scale = torch.zeros((), requires_grad=True)  # of all logits; no part of the state dict, see checkpoint()
 
     def hidden(self, ids):
         """[B, T, dim], what the logits are made from, of ids [B, T]; what follows a sequence's end in its row changes nothing
@@ -120,9 +120,8 @@ class Gpt(nn.Module):
 
     def checkpoint(self):
         """What a checkpoint of this model holds, name -> tensor: the scale of the logits is a factor of lm_head's there."""
-        state = self.state_dict()
-        scale = state.pop("log_scale").exp()
-        return {name: scale * tensor if name == "lm_head.weight" else tensor for name, tensor in state.items()}
+        scale = self.log_scale.detach().exp()
+        return {name: scale * tensor if name == "lm_head.weight" else tensor for name, tensor in self.state_dict().items()}
 
 
 def load(folder):
@@ -130,6 +129,5 @@ def load(folder):
     path = max(pathlib.Path(folder).glob("model_*.pt"))
     meta = json.loads(path.with_name(path.stem.replace("model", "meta") + ".json").read_text())
     model = Gpt(meta["model_config"])
-    tensors = {name: tensor.float() for name, tensor in torch.load(path, weights_only=True).items()}
-    model.load_state_dict({**tensors, "log_scale": torch.zeros(())})
+    model.load_state_dict({name: tensor.float() for name, tensor in torch.load(path, weights_only=True).items()})
     return model
