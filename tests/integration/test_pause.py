@@ -119,8 +119,8 @@ def test_pause_abort_brings_back_what_runs_and_keeps_what_waits(start_worker):
 def test_the_newest_pause_holds_and_all_are_answered(paused_later):
     worker = paused_later
     with worker.client() as client, worker.client() as other, worker.client() as pauser:
-        id, accepted = in_flight(client, **ENDLESS)
-        wait_for(runs, other, 1)
+        id, accepted = in_flight(client, **ENDLESS, n=32)
+        wait_for(runs, other, 32)
         first = [pauser.send("pause"), pauser.send("pause", mode="finish")]
         wait_for(lambda: state(other) == "paused")
         expect_silence(pauser)
@@ -133,7 +133,7 @@ def test_the_newest_pause_holds_and_all_are_answered(paused_later):
         wait_for(lambda: steps(other) > before)
         expect_silence(pauser)
         other.ask("resume")
-        assert pauser.receive()["id"] == later and runs(other, 1)
+        assert pauser.receive()["id"] == later and runs(other, 32)
         assert other.ask("resume")["type"] == "done" and state(other) == "ready"  # it runs already
         end(client, id, accepted, other)
 
@@ -159,8 +159,8 @@ def test_cancels_and_timeouts_hold_while_paused_and_no_step_is_missed(start_work
 def test_after_the_grace_time_what_is_paused_or_held_comes_back(start_worker, mode):
     worker = start_worker("--grace", "0.3")
     with worker.client() as client, worker.client() as other, worker.client() as third, worker.client() as pauser:
-        running, accepted = in_flight(client, **ENDLESS)
-        wait_for(runs, other, 1)
+        running, accepted = in_flight(client, **ENDLESS, n=32)
+        wait_for(runs, other, 32)
         pause = pauser.send("pause", mode=mode)
         wait_for(lambda: state(third) == "paused")
         waiting, waits = in_flight(other, **TWO)

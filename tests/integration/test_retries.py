@@ -369,7 +369,7 @@ def test_ten_thousand_results_are_kept_and_found(start_worker):
 def test_what_the_grace_time_cuts_off_is_continued_elsewhere(start_worker, grace):
     """The cancelled samples, continued with `prefix` on another worker, are the tokens that one worker makes alone."""
     worker, another = start_worker("--grace", grace, "--max-rows", "4"), start_worker()
-    keys = {"prompts": [PROMPT, {"tokens": [1016, 9, 10], "id": "x"}], "n": 4, "seed": 8, "max_tokens": 900, "stop_tokens": [],
+    keys = {"prompts": [PROMPT, {"tokens": [1016, 9, 10], "id": "x"}], "n": 4, "seed": 8, "max_tokens": 4000, "stop_tokens": [],
             "tools": []}
     with worker.client() as client, another.client() as other:
         id, accepted = in_flight(client, **keys)
