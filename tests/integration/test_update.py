@@ -11,7 +11,7 @@ from checkpoints import EARLY, FILES, START, Tensor, begin_stream, digest_of, se
 from test_pressure import PROMPT, in_flight, is_idle, runs, wait_for
 from wire_client import LAST, Rollout, f32, u32
 
-N_LONG = 400  # tokens: long enough that an update falls into the middle
+N_LONG = 2000  # tokens: long enough that an update falls into the middle, also on a quick machine
 KEYS = {"prompts": [PROMPT], "n": 4, "seed": 4, "max_tokens": 20, "stop_tokens": [], "tools": []}
 NONE = Tensor("zzz", "F32", [1], bytes(4))  # no tensor of the model
 LONG = {**KEYS, "max_tokens": N_LONG, "logprobs": ["sampling", "model"]}
