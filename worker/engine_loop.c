@@ -25,6 +25,11 @@ static engine *engine_of(const engine_loop *l) { return l->flights.engine; }
 
 static letter letter_to(const client_id *client) { return (letter){.client = *client}; }
 
+static void tell_done(engine_loop *l, const parcel *p) {
+    letter last = letter_to(&p->client);
+    post_done(l->replies, &last, p->request);
+}
+
 /* ---- Weights. */
 
 static const weights_policy policies[] = {[REQUEST_FINISH] = WEIGHTS_FINISH,
@@ -75,8 +80,7 @@ static void tell_paused(engine_loop *l) {
         parcel *p = (parcel *)l->pauses;
         l->pauses = p->item.next;
         l->n_pauses--;
-        letter last = letter_to(&p->client);
-        post_done(l->replies, &last, p->request);
+        tell_done(l, p);
         parcel_free(p);
     }
 }
@@ -113,16 +117,14 @@ static void handle_pause(engine_loop *l, parcel *p) {
 static void handle_resume(engine_loop *l, const parcel *p) {
     engine_pause(engine_of(l), ENGINE_RUN);
     tell_paused(l);
-    letter last = letter_to(&p->client);
-    post_done(l->replies, &last, p->request);
+    tell_done(l, p);
 }
 
 /* ---- Requests. */
 
 static void handle_cancel(engine_loop *l, const parcel *p) {
     flights_cancel(&l->flights, p->ticket);
-    letter last = letter_to(&p->client);
-    post_done(l->replies, &last, p->request);
+    tell_done(l, p);
 }
 
 static void tell_status(engine_loop *l, const parcel *p) {

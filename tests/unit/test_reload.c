@@ -13,6 +13,7 @@
 #include "engine/engine_internal.h"
 #include "engine/file_source.h"
 #include "tests/unit/tensor_fixture.h"
+#include "tests/unit/copy_file.h"
 
 static char folder[] = "/tmp/coppice-reload-XXXXXX", file[64];
 static const char *const generations[] = {"gen-A", "gen-Apad", "gen-B", "gen-C", "gen-D", "gen-E", "gen-F"};
@@ -76,16 +77,6 @@ static int n_open_files(void) {
     while (readdir(d)) n++;
     closedir(d);
     return n;
-}
-
-static void copy_file(const char *from, const char *to) {
-    char bytes[4096];
-    size_t n;
-    FILE *in = fopen(from, "rb"), *out = fopen(to, "wb");
-    assert_true(in && out);
-    while ((n = fread(bytes, 1, sizeof bytes, in)) > 0) assert_int_equal(fwrite(bytes, 1, n, out), n);
-    fclose(in);
-    fclose(out);
 }
 
 /* ---- What can be loaded. */

@@ -18,6 +18,7 @@
 #include "engine/weights_load.h"
 #include "engine/widen.h"
 #include "kernels/cpu/cpu.h"
+#include "tests/unit/copy_file.h"
 
 /* ---- Widening. */
 
@@ -67,16 +68,6 @@ static void the_first_number_that_is_not_finite_is_found(void **state) {
 /* ---- Loading. */
 
 static char folder[] = "/tmp/coppice-weights-XXXXXX", model[64];
-
-static void copy_file(const char *from, const char *to) {
-    char bytes[4096];
-    size_t n;
-    FILE *in = fopen(from, "rb"), *out = fopen(to, "wb");
-    assert_true(in && out);
-    while ((n = fread(bytes, 1, sizeof bytes, in)) > 0) assert_int_equal(fwrite(bytes, 1, n, out), n);
-    fclose(in);
-    fclose(out);
-}
 
 /* A copy of calc-d4, whose bytes a test may change. */
 static int make_copy(void **state) {
