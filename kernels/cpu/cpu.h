@@ -48,13 +48,20 @@ struct k_rope {
 /* A page holds for every layer the keys, transposed so that lanes run over positions, and then the values:
  *   K [n_kv_heads][head_dim][KV_PAGE_TOKENS]    V [n_kv_heads][KV_PAGE_TOKENS][head_dim] */
 
+/* The inputs that a thread has put in the order in which blocks read them, to be met by more weights. */
+typedef struct cpu_inputs {
+    void *room;     /* for CPU_PANEL_ROWS rows, whole chunks of them */
+    const float *x; /* of the first row; NULL: none yet */
+    int x_stride, n_in, n_rows;
+} cpu_inputs;
+
 typedef struct cpu_gemm {
     float *y;
     const k_matrix *w;
     const float *x;
-    int x_stride, n;
+    int x_stride;
     k_epilogue epilogue;
-    void *packed; /* room of this thread for the inputs of CPU_PANEL_ROWS rows, whole chunks of them */
+    cpu_inputs *inputs; /* of this thread */
 } cpu_gemm;
 
 typedef struct cpu_attention {
@@ -68,6 +75,13 @@ typedef struct cpu_attention {
     bool bf16;
     float scale; /* fp32(1 / sqrt(head_dim)) */
 } cpu_attention;
+
+/* The body of k_gemm. */
+typedef struct cpu_gemm_body {
+    /* Tiles [tile, tile_end) of rows [row, row_end), at most CPU_PANEL_ROWS. */
+    void (*run)(const cpu_gemm *g, int tile, int tile_end, int row, int row_end);
+    int tiles[3]; /* that one row, two rows, more rows meet at once: with fewer it is slower */
+} cpu_gemm_body;
 
 /* The coordinates of a draw's noise. */
 typedef struct cpu_noise {
@@ -91,8 +105,7 @@ typedef struct cpu_probe {
 extern const cpu_probe cpu_probe_scalar;
 
 typedef struct cpu_ops {
-    /* Tiles [tile, tile_end) of rows [row, row_end). */
-    void (*gemm)(const cpu_gemm *g, int tile, int tile_end, int row, int row_end);
+    const cpu_gemm_body *gemm;
     /* Queries [first, end) of a kv head, at most CPU_GANG: query i is head kv_head * group + i % group of
      * token i / group, where `group` heads share the kv head.  room: [CPU_GANG][2][K_MAX_HEAD_DIM] of this
      * thread. */
@@ -142,7 +155,7 @@ typedef struct cpu_scratch {
     float *blocks;           /* [vocab / CPU_MAX_BLOCK, rounded up] the greatest of each block */
     uint64_t *order, *spare; /* [vocab] candidates as rank << 32 | id */
     float *weights;          /* [vocab] of the candidates */
-    void *packed;            /* what cpu_gemm.packed points to, for matrices of up to packed_chunks */
+    void *packed;            /* what cpu_inputs.room points to, for matrices of up to packed_chunks */
     float *attention; /* [CPU_GANG][2][K_MAX_HEAD_DIM] outputs of a gang's queries, untouched until used */
 } cpu_scratch;
 

@@ -80,3 +80,5 @@ void cpu_gemm_scalar(const cpu_gemm *g, int tile, int tile_end, int row, int row
         }
     }
 }
+
+const cpu_gemm_body cpu_gemm_body_scalar = {cpu_gemm_scalar, {1, 1, 1}};

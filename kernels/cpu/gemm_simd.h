@@ -4,7 +4,7 @@
  *   GEMM_ROWS_F32, GEMM_ROWS_BF16           most rows that a block serves, by the dtype of the weights
  *   GEMM_TILES_1, GEMM_TILES_2, GEMM_TILES  tiles of a block of one, two and more rows
  *   GEMM_PAIRS   defined: bf16 weights meet bf16 inputs as pairs (v_pairs); no fp32 weights then
- *   GEMM_NAME    the function
+ *   GEMM_NAME    the body
  *
  * A panel of rows meets a few tiles of weights at a time.  For each chunk of 128 inputs the weights, which
  * stay in the first-level cache, serve all rows, block by block; a block keeps its chains in registers, as
@@ -14,6 +14,7 @@
 #include "kernels/cpu/scalar.h"
 #include "kernels/cpu/simd_ops.h"
 
+#include <assert.h>
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
@@ -91,8 +92,7 @@ INLINE void pair_step(vf acc[], const chunk *c, int pair, int n_rows, int n_tile
 
 /* Ask for what comes next.  Weights follow in memory, chunk after chunk (the processor's own prefetching
  * starts anew at every 4 KiB): one or two rows read them once, so it is enough to stay some KiB ahead; more
- * rows come back to a chunk, and meanwhile the next one arrives.  The inputs of the next block follow, too.
- */
+ * rows come back to a chunk, and meanwhile the next one arrives. */
 INLINE void fetch_ahead(const chunk *c, int pair, int n_rows, int n_tiles, feed f) {
     const int pair_bytes = f == FEED_F32 ? PAIR_BYTES_F32 : PAIR_BYTES_BF16;
     const int ahead = n_rows > 2 ? CPU_CHUNK_PAIRS : AHEAD_BYTES / (n_tiles * pair_bytes);
@@ -102,7 +102,6 @@ INLINE void fetch_ahead(const chunk *c, int pair, int n_rows, int n_tiles, feed 
         __builtin_prefetch(next);
         if (f == FEED_F32) __builtin_prefetch(next + 64);
     }
-    if (n_rows > 2) __builtin_prefetch(c->x + (size_t)((pair + CPU_CHUNK_PAIRS) * n_rows) * X_PAIR(f));
 }
 
 INLINE void block(const chunk *c, int n_rows, int n_tiles, feed f) {
@@ -144,9 +143,10 @@ typedef void block_fn(const chunk *c);
     BLOCK(5, 1, one, f)                                                                                      \
     BLOCK(6, 1, one, f)                                                                                      \
     BLOCK(7, 1, one, f)                                                                                      \
-    BLOCK(8, 1, one, f) BLOCK(1, tiles_of(1), many, f) BLOCK(2, tiles_of(2), many, f)                        \
-        BLOCK(3, tiles_of(3), many, f) BLOCK(4, tiles_of(4), many, f) BLOCK(5, tiles_of(5), many, f)         \
-            BLOCK(6, tiles_of(6), many, f) BLOCK(7, tiles_of(7), many, f) BLOCK(8, tiles_of(8), many, f)
+    BLOCK(8, 1, one, f)                                                                                      \
+    BLOCK(1, tiles_of(1), many, f) BLOCK(2, tiles_of(2), many, f) BLOCK(3, tiles_of(3), many, f)             \
+        BLOCK(4, tiles_of(4), many, f) BLOCK(5, tiles_of(5), many, f) BLOCK(6, tiles_of(6), many, f)         \
+            BLOCK(7, tiles_of(7), many, f) BLOCK(8, tiles_of(8), many, f)
 #define BLOCK_LIST(name, f)                                                                                  \
     {                                                                                                        \
         NULL, block_##name##_1_##f, block_##name##_2_##f, block_##name##_3_##f, block_##name##_4_##f,        \
@@ -248,17 +248,22 @@ static char *pack_block(char *out, const float *x, size_t x_stride, int n_pairs,
     return out + (size_t)(n_pairs * n_rows) * X_PAIR(f);
 }
 
-/* Put the panel's inputs together, chunk by chunk, block by block.  (Rows of the step's buffers are often
- * multiples of 4 KiB apart and would drive each other out of the first-level cache.) */
+/* Put the panel's inputs together, chunk by chunk, block by block, unless the last call did.  (Rows of the
+ * step's buffers are often multiples of 4 KiB apart and would drive each other out of the first-level cache.)
+ */
 static void pack_inputs(panel *p) {
     const cpu_gemm *g = p->g;
     const float *x = g->x + (size_t)p->row * (size_t)g->x_stride;
-    char *out = g->packed;
-    p->x = out;
     if (p->n_rows == 1 && p->feed != FEED_PAIRS) {
         p->x = (const char *)x; /* it already is in order */
         return;
     }
+    cpu_inputs *in = g->inputs;
+    p->x = in->room;
+    if (in->x == x && in->x_stride == g->x_stride && in->n_in == g->w->n_in && in->n_rows == p->n_rows)
+        return;
+    *in = (cpu_inputs){in->room, x, g->x_stride, g->w->n_in, p->n_rows};
+    char *out = in->room;
     for (int first = 0; first < g->w->pairs; first += CPU_CHUNK_PAIRS) {
         int n = g->w->pairs - first < CPU_CHUNK_PAIRS ? g->w->pairs - first : CPU_CHUNK_PAIRS;
         for (int i = 0; i < p->n_groups; i++) {
@@ -269,11 +274,12 @@ static void pack_inputs(panel *p) {
     }
 }
 
-void GEMM_NAME(const cpu_gemm *g, int tile, int tile_end, int row, int row_end) {
+static void run(const cpu_gemm *g, int tile, int tile_end, int row, int row_end) {
     if (g->w->n_in % 2 || g->w->n_in == 0) { /* no model has that */
         cpu_gemm_scalar(g, tile, tile_end, row, row_end);
         return;
     }
+    assert(row_end - row <= PANEL_ROWS);
     panel p; /* its totals are set where they are needed */
     p.g = g;
 #ifdef GEMM_PAIRS
@@ -281,18 +287,17 @@ void GEMM_NAME(const cpu_gemm *g, int tile, int tile_end, int row, int row_end) 
 #else
     p.feed = g->w->bf16 ? FEED_BF16 : FEED_F32;
 #endif
+    p.row = row;
+    p.n_rows = row_end - row;
     int most = p.feed == FEED_F32 ? GEMM_ROWS_F32 : GEMM_ROWS_BF16;
-    int n = row_end - row, n_panels = (n + PANEL_ROWS - 1) / PANEL_ROWS;
-    for (int i = 0; i < n_panels; i++) {
-        p.row = row + (int)((int64_t)n * i / n_panels);
-        p.n_rows = row + (int)((int64_t)n * (i + 1) / n_panels) - p.row;
-        p.n_groups = (p.n_rows + most - 1) / most;
-        pack_inputs(&p);
-        int n_tiles = tiles_of((p.n_rows + p.n_groups - 1) / p.n_groups);
-        for (int t = tile; t < tile_end; t += n_tiles) {
-            if (t + n_tiles > tile_end) n_tiles = 1;
-            add_chunks(&p, t, n_tiles);
-            store_tiles(&p, t, n_tiles);
-        }
+    p.n_groups = (p.n_rows + most - 1) / most;
+    pack_inputs(&p);
+    int n_tiles = tiles_of((p.n_rows + p.n_groups - 1) / p.n_groups);
+    for (int t = tile; t < tile_end; t += n_tiles) {
+        if (t + n_tiles > tile_end) n_tiles = 1;
+        add_chunks(&p, t, n_tiles);
+        store_tiles(&p, t, n_tiles);
     }
 }
+
+const cpu_gemm_body GEMM_NAME = {run, {GEMM_TILES_1, GEMM_TILES_2, GEMM_TILES}};

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define WORTH_WAKING 30000.0 /* operations; some ten microseconds */
-#define ITEMS_PER_THREAD 4   /* of attention, so that threads finish together */
+#define ITEMS_PER_THREAD 4   /* at least, where there is enough to cut, so that threads finish together */
 
 typedef struct spread {
     cpu_part *part;
@@ -136,34 +136,49 @@ void k_gather_norm(k_ctx *k, float *h, const float *x, const int32_t *index, int
     cpu_spread(k, norm_part, &a, n, 2.0 * n * dim);
 }
 
-/* ---- k_gemm: cut by tiles of outputs, so that each thread reads its own weights once; by rows where there
- * are few tiles.  Nobody waits between products. */
+/* ---- k_gemm: items are some tiles of outputs for a panel of rows, taken by whoever is free: threads rarely
+ * are equally fast for long.  Nobody waits between products. */
 
 typedef struct gemms {
     k_ctx *k;
     const k_product *products;
     int n_products, n;
+    int n_panels; /* that share the rows evenly */
+    atomic_int next;
 } gemms;
 
+/* Tiles of an item: few enough that no thread is left with much to do in the end, but whole blocks of
+ * `at_once`. */
+static int tiles_of_item(int n_tiles, int at_once, int n_threads) {
+    int share = n_tiles / n_threads, n = share / ITEMS_PER_THREAD;
+    if (n >= at_once) return n - n % at_once;
+    if (share >= at_once) return at_once;
+    return share > 0 ? share : 1;
+}
+
 static void gemms_run(void *arg, int index, int n_threads) {
-    const gemms *a = arg;
+    gemms *a = arg;
+    const cpu_gemm_body *gemm = a->k->ops->gemm;
+    int at_once = gemm->tiles[a->n < 3 ? a->n - 1 : 2];
+    cpu_inputs inputs = {.room = a->k->scratch[index].packed};
+    int item = atomic_fetch_add(&a->next, 1), before = 0;
     for (int i = 0; i < a->n_products; i++) {
         const k_product *p = &a->products[i];
-        cpu_gemm g = {p->y, p->w, p->x, p->x_stride, a->n, p->epilogue, a->k->scratch[index].packed};
-        bool by_rows = p->w->tiles < 4 * n_threads && a->n >= p->w->tiles;
-        int items = by_rows ? a->n : p->w->tiles;
-        int first = (int)((int64_t)items * index / n_threads),
-            end = (int)((int64_t)items * (index + 1) / n_threads);
-        if (first == end) continue;
-        if (by_rows)
-            a->k->ops->gemm(&g, 0, p->w->tiles, first, end);
-        else
-            a->k->ops->gemm(&g, first, end, 0, a->n);
+        cpu_gemm g = {p->y, p->w, p->x, p->x_stride, p->epilogue, &inputs};
+        int n_tiles = p->w->tiles, size = tiles_of_item(n_tiles, at_once, n_threads);
+        int per_panel = (n_tiles + size - 1) / size;
+        for (; item - before < a->n_panels * per_panel; item = atomic_fetch_add(&a->next, 1)) {
+            int panel = (item - before) / per_panel, tile = (item - before) % per_panel * size;
+            int row = (int)((int64_t)a->n * panel / a->n_panels);
+            int row_end = (int)((int64_t)a->n * (panel + 1) / a->n_panels);
+            gemm->run(&g, tile, tile + size < n_tiles ? tile + size : n_tiles, row, row_end);
+        }
+        before += a->n_panels * per_panel;
     }
 }
 
 void k_gemms(k_ctx *k, const k_product *products, int n_products, int n) {
-    gemms a = {k, products, n_products, n};
+    gemms a = {k, products, n_products, n, (n + CPU_PANEL_ROWS - 1) / CPU_PANEL_ROWS, 0};
     double work = 0;
     if (n <= 0) return;
     for (int i = 0; i < n_products; i++) {

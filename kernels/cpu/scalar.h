@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/cpu.h"
 
+extern const cpu_gemm_body cpu_gemm_body_scalar;
 void cpu_gemm_scalar(const cpu_gemm *g, int tile, int tile_end, int row, int row_end);
 void cpu_attention_scalar(const cpu_attention *a, int kv_head, int first, int end, float *room);
 float cpu_inverse_rms_scalar(const float *x, int n, float eps);

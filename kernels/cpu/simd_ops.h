@@ -4,12 +4,10 @@
 
 #include "kernels/cpu/cpu.h"
 
-void cpu_gemm_avx2(const cpu_gemm *g, int tile, int tile_end, int row, int row_end);
 void cpu_attention_avx2(const cpu_attention *a, int kv_head, int first, int end, float *room);
-void cpu_gemm_avx512(const cpu_gemm *g, int tile, int tile_end, int row, int row_end);
 void cpu_attention_avx512(const cpu_attention *a, int kv_head, int first, int end, float *room);
-void cpu_gemm_avx512bf16(const cpu_gemm *g, int tile, int tile_end, int row,
-                         int row_end); /* bf16 weights only */
+extern const cpu_gemm_body cpu_gemm_avx2, cpu_gemm_avx512,
+    cpu_gemm_avx512bf16; /* the last: bf16 weights only */
 extern const cpu_probe cpu_probe_avx2, cpu_probe_avx512, cpu_probe_avx512bf16;
 
 #endif

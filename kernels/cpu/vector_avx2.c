@@ -6,7 +6,7 @@
 #include "kernels/cpu/vector_simd.h"
 
 static const cpu_ops table = {
-    .gemm = cpu_gemm_avx2, .attention = cpu_attention_avx2, VECTOR_OPS, .probe = &cpu_probe_avx2};
+    .gemm = &cpu_gemm_avx2, .attention = cpu_attention_avx2, VECTOR_OPS, .probe = &cpu_probe_avx2};
 
 const cpu_ops *cpu_ops_avx2(void) { return &table; }
 #else

@@ -6,8 +6,8 @@
 #include "kernels/cpu/vector_simd.h"
 
 static const cpu_ops table = {
-    .gemm = cpu_gemm_avx512, .attention = cpu_attention_avx512, VECTOR_OPS, .probe = &cpu_probe_avx512};
-static const cpu_ops table_bf16 = {.gemm = cpu_gemm_avx512bf16,
+    .gemm = &cpu_gemm_avx512, .attention = cpu_attention_avx512, VECTOR_OPS, .probe = &cpu_probe_avx512};
+static const cpu_ops table_bf16 = {.gemm = &cpu_gemm_avx512bf16,
                                    .attention = cpu_attention_avx512,
                                    VECTOR_OPS,
                                    .probe = &cpu_probe_avx512bf16};

@@ -150,7 +150,7 @@ void cpu_map_scalar(cpu_function f, uint32_t *words, size_t n) {
 }
 
 const cpu_ops cpu_ops_scalar = {
-    .gemm = cpu_gemm_scalar,
+    .gemm = &cpu_gemm_body_scalar,
     .attention = cpu_attention_scalar,
     .inverse_rms = cpu_inverse_rms_scalar,
     .scale = cpu_scale_scalar,
