@@ -42,7 +42,7 @@ int k_threads(const k_ctx *k);
 cop_status k_sync(k_ctx *k, cop_error *err);
 
 /* The most that this machine does, by all threads of the backend and with its instruction set: what a step is measured
- * against.  Takes about half a second and, for that time, a buffer much larger than the caches (at least 256 MB).
+ * against.  Takes a fraction of a second and, for that time, a buffer much larger than the caches (at least 256 MB).
  * Errors: COP_ENOMEM. */
 typedef struct k_peaks {
     double bandwidth; /* bytes read from memory in a second */

@@ -19,18 +19,13 @@ const command command_bench = {
     .arguments = "",
     .summary = "how fast a model runs here, against what the machine can do",
     .details = "Prefills a prompt of pseudo-random tokens and decodes it for each number of samples. MBU is "
-               "the share of "
-               "the machine's read bandwidth that a step has to use (each matrix once, a shared prompt's "
-               "keys and values once, "
-               "each sample's own), MFU the share of its peak of multiply-adds; both peaks are measured in "
-               "the same run with the "
-               "same threads.\nColumns: tokens/s of all samples together, after their first token; per step, "
-               "the median; "
-               "sampling, the share of decoding that draws tokens and computes log-probabilities; memory, "
-               "what is resident "
-               "after the line's runs (what earlier lines touched stays resident).\n--shape dN stands for "
-               "nanochat's newest "
-               "generation with N layers.",
+               "the share of the machine's read bandwidth that a step has to use (each matrix once, a shared "
+               "prompt's keys and values once, each sample's own), MFU the share of its peak of "
+               "multiply-adds. Both peaks are measured right before and after each run, with the same "
+               "threads.\nColumns: tokens/s of all samples together, after their first token; per step, the "
+               "median; sampling, the share of decoding that draws tokens and computes log-probabilities; "
+               "memory, what is resident after the line's runs (what earlier lines touched stays resident)."
+               "\n--shape dN stands for nanochat's newest generation with N layers.",
     .example = "coppice bench --shape d6 --samples 1,8 --decode-tokens 32",
     .run = run,
 };
@@ -46,10 +41,17 @@ typedef struct choices {
     int n_entries;
 } choices;
 
+/* Medians over the repeats. */
+typedef struct figures {
+    bench_timing time;
+    work possible;        /* what the machine could have done at most while it decoded */
+    double prefill_flops; /* and before the first token */
+} figures;
+
 /* What is told of one entry of --samples. */
 typedef struct entry {
     int n;
-    bench_timing time;
+    figures run;
     work work; /* that all decode steps together must do */
     size_t memory_bytes;
 } entry;
@@ -60,8 +62,8 @@ typedef struct bench {
     const char *name; /* of the model or shape */
     int32_t *tokens;  /* [prompt_tokens] */
     size_t element_bytes;
-    k_peaks peaks;
-    double prefill_seconds;
+    k_peaks peak, last; /* the best so far, and that of just now */
+    figures prefill;
     entry entries[MAX_ENTRIES];
     double fork_speedup;
 } bench;
@@ -78,22 +80,44 @@ static bench_load load_of(const bench *b, int n, int n_decode, bool separate) {
                         .top_k = (int)b->c->top_k};
 }
 
-/* The median of every figure over the repeats. */
-static cop_status run_repeats(const bench *b, const bench_load *l, bench_timing *out, cop_error *err) {
-    double first_token[MAX_REPEAT], decode[MAX_REPEAT], step[MAX_REPEAT], sample[MAX_REPEAT];
+static double larger(double a, double b) { return a > b ? a : b; }
+
+static k_peaks larger_peaks(k_peaks a, k_peaks b) {
+    return (k_peaks){.bandwidth = larger(a.bandwidth, b.bandwidth), .flops = larger(a.flops, b.flops)};
+}
+
+/* The better of what the machine does just now and of what it did when this was called last.  Other work
+ * lowers both a run and the peaks beside it, and comes and goes within seconds. */
+static cop_status peaks_around(bench *b, k_peaks *out, cop_error *err) {
+    k_peaks before = b->last;
+    cop_status status = engine_measure(b->engine, &b->last, err);
+    b->peak = larger_peaks(b->peak, b->last);
+    *out = larger_peaks(before, b->last);
+    return status;
+}
+
+static cop_status run_repeats(bench *b, const bench_load *l, figures *out, cop_error *err) {
+    enum { FIRST_TOKEN, DECODE, STEP, SAMPLE, BYTES, FLOPS, PREFILL_FLOPS, N_FIGURES };
+    double f[N_FIGURES][MAX_REPEAT], median[N_FIGURES];
     int n = (int)b->c->repeat;
     for (int i = 0; i < n; i++) {
-        cop_status status = bench_run(b->engine, l, out, err);
+        bench_timing t;
+        k_peaks peaks;
+        cop_status status = bench_run(b->engine, l, &t, err);
+        if (status == COP_OK) status = peaks_around(b, &peaks, err);
         if (status != COP_OK) return status;
-        first_token[i] = out->first_token;
-        decode[i] = out->decode;
-        step[i] = out->step;
-        sample[i] = out->sample;
+        f[FIRST_TOKEN][i] = t.first_token;
+        f[DECODE][i] = t.decode;
+        f[STEP][i] = t.step;
+        f[SAMPLE][i] = t.sample;
+        f[BYTES][i] = t.decode * peaks.bandwidth;
+        f[FLOPS][i] = t.decode * peaks.flops;
+        f[PREFILL_FLOPS][i] = t.first_token * peaks.flops;
     }
-    *out = (bench_timing){.first_token = bench_median(first_token, n),
-                          .decode = bench_median(decode, n),
-                          .step = bench_median(step, n),
-                          .sample = bench_median(sample, n)};
+    for (int i = 0; i < N_FIGURES; i++) median[i] = bench_median(f[i], n);
+    *out = (figures){.time = {median[FIRST_TOKEN], median[DECODE], median[STEP], median[SAMPLE]},
+                     .possible = {.bytes = median[BYTES], .flops = median[FLOPS]},
+                     .prefill_flops = median[PREFILL_FLOPS]};
     return COP_OK;
 }
 
@@ -119,16 +143,12 @@ static size_t resident_bytes(void) {
 
 static cop_status measure_prefill(bench *b, cop_error *err) {
     bench_load l = load_of(b, 1, 1, false);
-    bench_timing t;
-    cop_status status = run_repeats(b, &l, &t, err);
-    if (status != COP_OK) return status;
-    b->prefill_seconds = t.first_token;
-    return COP_OK;
+    return run_repeats(b, &l, &b->prefill, err);
 }
 
 static cop_status measure_entry(bench *b, entry *e, int n, cop_error *err) {
     bench_load l = load_of(b, n, (int)b->c->decode_tokens, b->c->separate);
-    cop_status status = run_repeats(b, &l, &e->time, err);
+    cop_status status = run_repeats(b, &l, &e->run, err);
     e->n = n;
     e->work = work_of_load(b, &l);
     e->memory_bytes = resident_bytes();
@@ -168,28 +188,16 @@ static cop_status check_loads(const bench *b, cop_error *err) {
     return status;
 }
 
-/* Called before, between and after the runs: other work on the machine lowers the figures, so the best count.
- */
-static cop_status measure_peaks(bench *b, cop_error *err) {
-    k_peaks now;
-    cop_status status = engine_measure(b->engine, &now, err);
-    if (status != COP_OK) return status;
-    if (now.bandwidth > b->peaks.bandwidth) b->peaks.bandwidth = now.bandwidth;
-    if (now.flops > b->peaks.flops) b->peaks.flops = now.flops;
-    return COP_OK;
-}
-
 static cop_status measure(bench *b, cop_error *err) {
     bench_load warm = load_of(b, 1, 2, false);
     bench_timing t;
     cop_status status = check_loads(b, err);
-    if (status == COP_OK) status = measure_peaks(b, err);
     if (status == COP_OK) status = bench_run(b->engine, &warm, &t, err);
+    if (status == COP_OK) status = engine_measure(b->engine, &b->last, err);
+    b->peak = b->last;
     if (status == COP_OK) status = measure_prefill(b, err);
-    for (int i = 0; i < b->c->n_entries && status == COP_OK; i++) {
+    for (int i = 0; i < b->c->n_entries && status == COP_OK; i++)
         status = measure_entry(b, &b->entries[i], b->c->n[i], err);
-        if (status == COP_OK) status = measure_peaks(b, err);
-    }
     if (status == COP_OK && b->c->fork) status = measure_fork(b, err);
     return status;
 }
@@ -197,28 +205,27 @@ static cop_status measure(bench *b, cop_error *err) {
 /* ---- Telling. */
 
 /* Percents of what the machine can do. */
-static double mbu(const bench *b, const entry *e) {
-    return 100 * e->work.bytes / e->time.decode / b->peaks.bandwidth;
-}
-static double mfu(const bench *b, const entry *e) {
-    return 100 * e->work.flops / e->time.decode / b->peaks.flops;
-}
+static double mbu(const entry *e) { return 100 * e->work.bytes / e->run.possible.bytes; }
+static double mfu(const entry *e) { return 100 * e->work.flops / e->run.possible.flops; }
 static double prefill_mfu(const bench *b) {
-    double flops = work_prefill_flops(engine_arch(b->engine), (int)b->c->prompt_tokens);
-    return 100 * flops / b->prefill_seconds / b->peaks.flops;
+    return 100 * work_prefill_flops(engine_arch(b->engine), (int)b->c->prompt_tokens) /
+           b->prefill.prefill_flops;
 }
 
-static double prefill_rate(const bench *b) { return (double)b->c->prompt_tokens / b->prefill_seconds; }
-static double decode_rate(const bench *b, const entry *e) {
-    return (double)e->n * (double)(b->c->decode_tokens - 1) / e->time.decode;
+static double prefill_rate(const bench *b) {
+    return (double)b->c->prompt_tokens / b->prefill.time.first_token;
 }
-static double sample_percent(const entry *e) { return 100 * e->time.sample / e->time.decode; }
+static double decode_rate(const bench *b, const entry *e) {
+    return (double)e->n * (double)(b->c->decode_tokens - 1) / e->run.time.decode;
+}
+static double sample_percent(const entry *e) { return 100 * e->run.time.sample / e->run.time.decode; }
 
 static json_t *json_of_entry(const bench *b, const entry *e) {
-    return json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:I}", "batch_size", e->n, "ttft_sec",
-                     e->time.first_token, "tpot_sec", e->time.step, "tok_per_sec", decode_rate(b, e),
-                     "mbu_percent", mbu(b, e), "mfu_percent", mfu(b, e), "sample_percent", sample_percent(e),
-                     "memory_bytes", (json_int_t)e->memory_bytes);
+    return json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I}", "batch_size", e->n, "ttft_sec",
+                     e->run.time.first_token, "tpot_sec", e->run.time.step, "tok_per_sec", decode_rate(b, e),
+                     "mbu_percent", mbu(e), "mfu_percent", mfu(e), "sample_percent", sample_percent(e),
+                     "decode_bytes", e->work.bytes, "decode_flops", e->work.flops, "memory_bytes",
+                     (json_int_t)e->memory_bytes);
 }
 
 static bool print_json(const bench *b) {
@@ -227,7 +234,7 @@ static bool print_json(const bench *b) {
     for (int i = 0; i < c->n_entries; i++) json_array_append_new(sweep, json_of_entry(b, &b->entries[i]));
     json_t *prefill =
         json_pack("{s:I, s:f, s:f, s:f}", "tokens", (json_int_t)c->prompt_tokens, "ttft_sec",
-                  b->prefill_seconds, "tok_per_sec", prefill_rate(b), "mfu_percent", prefill_mfu(b));
+                  b->prefill.time.first_token, "tok_per_sec", prefill_rate(b), "mfu_percent", prefill_mfu(b));
     json_t *all =
         json_pack("{s:s, s:I, s:s, s:s, s:i, s:I, s:I, s:f, s:I, s:I, s:b, s:f, s:f, s:o, s:o}",
                   c->shape ? "shape" : "model", b->name, "parameters",
@@ -235,8 +242,8 @@ static bool print_json(const bench *b) {
                   "isa", engine_isa(b->engine), "threads", engine_threads(b->engine), "prompt_tokens",
                   (json_int_t)c->prompt_tokens, "decode_tokens", (json_int_t)c->decode_tokens, "temperature",
                   c->temperature, "top_k", (json_int_t)c->top_k, "repeat", (json_int_t)c->repeat, "separate",
-                  (int)c->separate, "peak_bandwidth_bytes_per_sec", b->peaks.bandwidth, "peak_flops_per_sec",
-                  b->peaks.flops, "prefill", prefill, "sweep", sweep);
+                  (int)c->separate, "peak_bandwidth_bytes_per_sec", b->peak.bandwidth, "peak_flops_per_sec",
+                  b->peak.flops, "prefill", prefill, "sweep", sweep);
     if (all && c->fork) json_object_set_new(all, "fork_speedup", json_real(b->fork_speedup));
     bool ok =
         all && json_dumpf(all, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) == 0 && putchar('\n') >= 0;
@@ -249,19 +256,19 @@ static bool print_table(const bench *b) {
     printf("%s: %.1f million parameters, %s, %s, %d thread%s\n", b->name,
            (double)work_parameters(engine_arch(b->engine)) / 1e6, engine_numerics(b->engine),
            engine_isa(b->engine), engine_threads(b->engine), engine_threads(b->engine) == 1 ? "" : "s");
-    printf("this machine reads %.1f GB/s and multiplies and adds at %.1f GFLOP/s\n", b->peaks.bandwidth / 1e9,
-           b->peaks.flops / 1e9);
+    printf("this machine reads %.1f GB/s and multiplies and adds at %.1f GFLOP/s\n", b->peak.bandwidth / 1e9,
+           b->peak.flops / 1e9);
     printf("prompt of %d tokens%s, %d decoded, temperature %g, top-k %d, median of %d\n\n",
            (int)c->prompt_tokens, c->separate ? " for each sample" : "", (int)c->decode_tokens,
            c->temperature, (int)c->top_k, (int)c->repeat);
     printf("%7s  %11s  %9s  %9s  %8s  %7s  %8s  %10s\n", "samples", "first token", "per step", "tokens/s",
            "MBU", "MFU", "sampling", "memory");
-    printf("%7s  %9.3f s  %9s  %9.1f  %8s  %5.1f %%\n", "prefill", b->prefill_seconds, "", prefill_rate(b),
-           "", prefill_mfu(b));
+    printf("%7s  %9.3f s  %9s  %9.1f  %8s  %5.1f %%\n", "prefill", b->prefill.time.first_token, "",
+           prefill_rate(b), "", prefill_mfu(b));
     for (int i = 0; i < c->n_entries; i++) {
         const entry *e = &b->entries[i];
         printf("%7d  %9.3f s  %6.2f ms  %9.1f  %6.1f %%  %5.1f %%  %6.1f %%  %6.0f MiB\n", e->n,
-               e->time.first_token, 1e3 * e->time.step, decode_rate(b, e), mbu(b, e), mfu(b, e),
+               e->run.time.first_token, 1e3 * e->run.time.step, decode_rate(b, e), mbu(e), mfu(e),
                sample_percent(e), (double)e->memory_bytes / (1 << 20));
     }
     if (c->fork)

@@ -10,7 +10,8 @@ SMALL = ("--shape", "d2", "--prompt-tokens", "70", "--decode-tokens", "3", "--re
 TOP = {"shape", "parameters", "numerics", "isa", "threads", "prompt_tokens", "decode_tokens", "temperature", "top_k", "repeat",
        "separate", "peak_bandwidth_bytes_per_sec", "peak_flops_per_sec", "prefill", "sweep"}
 PREFILL = {"tokens", "ttft_sec", "tok_per_sec", "mfu_percent"}
-ENTRY = {"batch_size", "ttft_sec", "tpot_sec", "tok_per_sec", "mbu_percent", "mfu_percent", "memory_bytes", "sample_percent"}
+ENTRY = {"batch_size", "ttft_sec", "tpot_sec", "tok_per_sec", "mbu_percent", "mfu_percent", "memory_bytes", "sample_percent",
+         "decode_bytes", "decode_flops"}
 MOST_PERCENT = 400  # the peaks, too, suffer from what else the machine does
 
 
@@ -70,13 +71,9 @@ def test_separate_prompts_hold_more_memory_and_must_read_more():
     check_figures(separate)
     assert separate["separate"] is True
 
-    def bytes_read(d):
-        e = d["sweep"][0]
-        return e["mbu_percent"] / 100 * d["peak_bandwidth_bytes_per_sec"] * e["tpot_sec"]
-
     # Seven more prompts' keys and values: 1000 tokens of 128 x 2 x 2 bytes in the long layer, half in the window of 512.
     more = 7 * 512 * (1000 + 512)
-    assert math.isclose(bytes_read(separate) - bytes_read(shared), more, rel_tol=0.01)
+    assert separate["sweep"][0]["decode_bytes"] - shared["sweep"][0]["decode_bytes"] == more
     grown = separate["sweep"][0]["memory_bytes"] - shared["sweep"][0]["memory_bytes"]
     assert grown > 7 * 15 * 64 * 1024 - 2 * 2**21  # memory comes in huge pages of 2 MiB
 
