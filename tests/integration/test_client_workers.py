@@ -104,6 +104,18 @@ def test_another_worker_takes_over(doomed, expected, how):
         rollout.ack()
 
 
+def test_a_restarted_trainer_gets_everything_from_the_workers_that_are_left(doomed, expected):
+    """Its prompts are spread in another way, so that a worker meets the old id with other prompts."""
+    a, b, c = doomed(), doomed(), doomed()
+    with Client([w.endpoint for w in (a, b, c)]) as client:
+        some(client.rollout(QUESTIONS, n=4, seed=11, id="again", **LONG), 2)
+    c.kill()
+    with Client([w.endpoint for w in (a, b, c)]) as client:
+        rollout = client.rollout(QUESTIONS, n=4, seed=11, id="again", **LONG)
+        assert content(rollout.wait(timeout=120)) == expected
+        rollout.ack()
+
+
 def test_several_workers_give_what_one_gives_and_both_are_used(doomed, expected):
     a, b = doomed(), doomed()
     with Client([a.endpoint, b.endpoint]) as client:

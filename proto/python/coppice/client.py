@@ -1,6 +1,7 @@
 """The client: any number of requests in flight, to one worker or spread over several."""
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -25,6 +26,11 @@ LOST_SECONDS = 2.0  # that a lost connection may take to come back before anothe
 SETTLE_SECONDS = 1.0  # that a new client waits for those of its workers that do not answer at once
 _CONTEXTS: Set[zmq.Context] = set()  # of clients that are open: one that were garbage before its sockets would wait for them
 STREAM_FRAMES = 4  # of a stream of weights that wait in a socket
+
+
+def _name_of(prompts: List[int]) -> str:
+    """The same for the same prompts only: who asks again, of other workers, is not to get another part's samples."""
+    return hashlib.sha256(repr(prompts).encode()).hexdigest()[:12]
 
 
 def _given(**keys: Any) -> Dict[str, Any]:
@@ -229,7 +235,7 @@ class Client:
                 shares[least][1].append(prompt)
             shares = [share for share in shares if share[1]] or shares[:1]  # no prompts: a worker says what is wrong with that
         for link, mine in shares:
-            id = f"{rollout.id}/{len(rollout._parts)}" if self._several else rollout.id
+            id = f"{rollout.id}/{_name_of(mine)}" if self._several else rollout.id
             message = {"type": "rollout", "id": id, "prompts": [maps[i] for i in mine], **keys}
             part = Part(rollout, id, message, mine, [costs[i] for i in mine])
             part.link = link or self._links[0]
