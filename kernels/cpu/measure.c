@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #define READ_BYTES ((size_t)256 << 20) /* the least that is read in a try */
-#define TRY_SECONDS 0.1               /* tries go on for so long */
+#define TRY_SECONDS 0.1                /* tries go on for so long */
 #define LEAST_TRIES 5
 #define BURN_ROUNDS 200000 /* milliseconds with AVX2 */
 #define SCALAR_CHAINS 8

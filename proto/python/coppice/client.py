@@ -193,8 +193,8 @@ class Client:
         weights_timeout  ... for which to wait at most so many seconds (then RequestTimeout); 600
         model        which one of the worker's models; today's worker has one, and refuses this
         id           1 to 128 bytes, global to the worker; a UUID by default.  One that the worker knows attaches to that
-                     rollout, which must have asked for the same (else DuplicateId).  With several workers "/" and a number are
-                     added
+                     rollout, which must have asked for the same (else DuplicateId).  With several workers 13 bytes are added
+                     that name a part
 
         What the worker refuses is raised where the samples are waited for.
         """
